@@ -1,0 +1,163 @@
+"""The one configuration tree: YAML file, then `key=value` overrides; unknown keys are refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hvd_ray.errors import UserError
+
+PolicyName = Literal["greedy", "ngram", "suffix", "rule_score", "rule_match", "hvd_tau"]
+POLICY_NAMES: tuple[PolicyName, ...] = (
+    "greedy",
+    "ngram",
+    "suffix",
+    "rule_score",
+    "rule_match",
+    "hvd_tau",
+)
+Dtype = Literal["float32", "bfloat16"]
+DEFAULT_MODEL = "smollm2-135m"
+
+Positive = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SuffixConfig(_Section):
+    """The suffix cache; defaults are those of the HVD paper (papers: 2606.01019, 2411.04975)."""
+
+    max_tree_depth: Annotated[int, Field(ge=2, le=512)] = 64
+    """Bounds match plus draft, in tokens."""
+    max_draft_tokens: Positive = 64
+    max_spec_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """The most draft tokens for each matched token."""
+    min_token_prob: Probability = 0.1
+    max_cached_tokens: Positive = 500_000
+    """Cap on finished outputs kept for later requests, over all scopes."""
+
+
+class NgramConfig(_Section):
+    """Prompt look-up: the last earlier place where the longest suffix n-gram stood."""
+
+    min_match: Positive = 2
+    max_match: Positive = 5
+    max_draft_tokens: Positive = 10
+
+
+class DraftingConfig(_Section):
+    suffix: SuffixConfig = SuffixConfig()
+    ngram: NgramConfig = NgramConfig()
+
+
+class PolicyConfig(_Section):
+    name: PolicyName = "hvd_tau"
+    tau: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 6.0
+    """Threshold of `hvd_tau` on the predicted payoff, in tokens."""
+    predictor: str | None = None
+    """A folder, `models:/NAME@ALIAS`, or None for the registered champion."""
+    model_draft_tokens: Positive = 4
+    """What the cache's score must reach under `rule_score`."""
+    min_match: Positive = 5
+    """What the match must reach under `rule_match`."""
+
+
+class TrackingConfig(_Section):
+    uri: str | None = None
+    """An MLflow tracking URI; None: a SQLite file under HVD_HOME."""
+    experiment: str = "hvd_ray"
+
+
+class Config(_Section):
+    model: str = DEFAULT_MODEL
+    """An embedded model's name, a local folder or a hub id."""
+    dtype: Dtype = "bfloat16"
+    num_threads: Positive | None = None
+    """Threads of the torch engine; None: as many as cores."""
+    drafting: DraftingConfig = DraftingConfig()
+    policy: PolicyConfig = PolicyConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    seed: int = 42
+
+
+_USED_BY: dict[str, tuple[str, ...]] = {
+    "policy.tau": ("hvd_tau",),
+    "policy.predictor": ("hvd_tau",),
+    "policy.model_draft_tokens": ("rule_score",),
+    "policy.min_match": ("rule_match",),
+}
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, apply `section.key=value` overrides and validate the whole.
+
+    Raises:
+        UserError: the file is absent or no mapping, a key is unknown, a value is out of range.
+
+    Warns:
+        UserWarning: a setting was given that the chosen policy does not use.
+    """
+    tree = _read_yaml(path) if path else {}
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(_one_line(error)) from None
+    _warn_of_idle_settings(tree, config.policy.name)
+    return config
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config {path}: cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        where = str(error).replace("\n", " ")
+        raise UserError(f"config {path}: not valid YAML ({where})") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UserError(f"config {path}: expected a mapping of settings, got {type(tree).__name__}")
+    return tree
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise UserError(f"setting {override!r}: expected key=value, e.g. policy.tau=4")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"setting {override!r}: {text!r} is not a value") from None
+    *sections, leaf = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise UserError(f"setting {override!r}: {section} is a value, not a section")
+    tree[leaf] = value
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"setting {key}: unknown; the settings are listed in hvd_ray/config.py"
+    return f"setting {key}: {first['msg']}, got {first['input']!r}"
+
+
+def _warn_of_idle_settings(tree: dict[str, Any], policy: str) -> None:
+    given = tree.get("policy") or {}
+    for key, users in _USED_BY.items():
+        if key.removeprefix("policy.") in given and policy not in users:
+            message = f"setting {key} has no effect with policy.name={policy}"
+            warnings.warn(message, UserWarning, stacklevel=3)

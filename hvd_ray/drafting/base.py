@@ -1,0 +1,44 @@
+"""The seam of the drafters: whoever guesses the next tokens of a request."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hvd_ray.types import Draft, Request, Source
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of the requests it was told of.
+
+    Life of a request: `start`, then `propose` and `observe` in any order, then `stop` exactly
+    once, also when the request is aborted. A drafter sees committed tokens only, so a proposal is
+    a function of the prefix (and, for a cache, of the scope's past outputs).
+    """
+
+    @property
+    def source(self) -> Source: ...
+
+    def start(self, request: Request) -> None:
+        """Begin a request.
+
+        Raises:
+            ValueError: the request id is already active.
+        """
+        ...
+
+    def observe(self, request_id: str, token_ids: tuple[int, ...], hidden: object | None) -> None:
+        """Take note of newly committed output tokens.
+
+        `hidden` holds the target's hidden states of the rows of this pass that were committed,
+        the last row belonging to the position before the last token; None where the engine has
+        none. Cache drafters ignore it.
+        """
+        ...
+
+    def propose(self, request_id: str, limit: int) -> Draft:
+        """Guess at most `limit` (>= 0) tokens after the committed ones; may be empty."""
+        ...
+
+    def stop(self, request_id: str) -> None:
+        """End a request and free what it held; its outputs may stay in the scope's cache."""
+        ...

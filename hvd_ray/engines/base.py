@@ -1,0 +1,72 @@
+"""The seam between the decode loop and whatever computes the target's logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from hvd_ray.types import Int32Array
+
+if TYPE_CHECKING:
+    import torch
+
+# Shapes: T rows of a pass, V vocabulary, D width of the hidden states handed out.
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What an engine can do, stated by the engine and never probed."""
+
+    name: str
+    vocab_size: int
+    context_length: int
+    """The most tokens, prompt and output together, that a request may hold."""
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    has_hidden: bool = False
+    """Whether `forward` returns hidden states for a model drafter."""
+
+
+class KVCache(Protocol):
+    """The keys and values of one request; `length` committed or just-verified positions."""
+
+    @property
+    def length(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The outcome of one target pass."""
+
+    logits_TV: torch.Tensor
+    """float32, the last `num_logits` rows."""
+    hidden_TD: torch.Tensor | None = None
+    """All rows of the pass, at the layers a model drafter reads, or None."""
+
+
+class Engine(Protocol):
+    """Computes target passes over a cache that can be rolled back.
+
+    Life of a request: `new_cache`, then any number of `forward` and `truncate`; dropping the
+    cache ends it. `forward` appends its rows to the cache; `truncate` forgets every position from
+    `length` on, so that a rejected draft leaves no trace.
+    """
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    def new_cache(self) -> KVCache: ...
+
+    def forward(self, token_ids: Int32Array, cache: KVCache, *, num_logits: int) -> Forward:
+        """Run the target over `token_ids` placed after `cache.length` cached positions.
+
+        Args:
+            token_ids: int32, shape [T], T >= 1.
+            cache: grows by T.
+            num_logits: rows of logits wanted, counted from the end; 1..T.
+        """
+        ...
+
+    def truncate(self, cache: KVCache, length: int) -> None:
+        """Forget the positions from `length` (<= `cache.length`) on."""
+        ...
