@@ -1,0 +1,162 @@
+"""The suffix cache (SuffixDecoding, 2411.04975) on arctic-inference's suffix trees.
+
+A request drafts from two trees: its own (prompt and output) and its scope's (the outputs of all
+requests of that scope, running ones included). The better score wins, ties go to its own. Trees
+of different scopes share nothing, so no scope ever sees another's text.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_ray.config import SuffixConfig
+from hvd_ray.types import NO_DRAFT, Draft, Int32Array, Request, Source, TokenBuffer
+
+if TYPE_CHECKING:
+    from arctic_inference.suffix_decoding._C import Draft as NativeDraft
+    from arctic_inference.suffix_decoding._C import SuffixTree
+
+
+@dataclass(slots=True)
+class _Scope:
+    tree: SuffixTree
+    num_outputs: int = 0
+
+
+@dataclass(slots=True)
+class _Output:
+    """One request's output as its scope's tree holds it."""
+
+    scope: str
+    num_tokens: int = 0
+    is_evicted: bool = False
+
+
+@dataclass(slots=True)
+class _Active:
+    output_id: int
+    output: _Output
+    own_tree: SuffixTree
+    token_ids: TokenBuffer
+
+
+@dataclass(slots=True)
+class SuffixDrafter:
+    """Drafts the most frequent continuation of the longest suffix that was seen before.
+
+    Outputs enter the scope's tree token by token as they are committed and stay after the request
+    ends, the oldest leaving first once `max_cached_tokens` is reached over all scopes. Prompts
+    stay in the request's own tree and go with the request.
+    """
+
+    config: SuffixConfig = field(default_factory=SuffixConfig)
+    source: Source = field(default=Source.SUFFIX, init=False)
+    num_cached_tokens: int = field(default=0, init=False)
+    """Output tokens in the scopes' trees; never above the cap."""
+    _active: dict[str, _Active] = field(default_factory=dict, init=False)
+    _scopes: dict[str, _Scope] = field(default_factory=dict, init=False)
+    _outputs: OrderedDict[int, _Output] = field(default_factory=OrderedDict, init=False)
+    """Cached outputs, the oldest first."""
+    _ids: count[int] = field(default_factory=count, init=False)
+
+    def start(self, request: Request) -> None:
+        """Begin a request: its prompt becomes its own tree.
+
+        Raises:
+            ValueError: the request id is already active.
+        """
+        if request.request_id in self._active:
+            raise ValueError(f"request {request.request_id!r} is already active")
+        token_ids = TokenBuffer(request.prompt_token_ids)
+        own_tree = self._new_tree()
+        own_tree.extend_ndarray(0, token_ids.view())
+        output_id, output = next(self._ids) & 0x7FFFFFFF, _Output(request.scope)
+        self._outputs[output_id] = output
+        self._scopes.setdefault(request.scope, _Scope(self._new_tree())).num_outputs += 1
+        self._active[request.request_id] = _Active(output_id, output, own_tree, token_ids)
+
+    def observe(
+        self,
+        request_id: str,
+        token_ids: tuple[int, ...],
+        hidden: object | None = None,  # noqa: ARG002
+    ) -> None:
+        """Add committed output tokens to the request's and the scope's trees."""
+        if not token_ids:
+            return
+        active = self._active[request_id]
+        new_ids = np.asarray(token_ids, dtype=np.int32)
+        active.token_ids.extend(new_ids)
+        active.own_tree.extend_ndarray(0, new_ids)
+        self._remember(active, new_ids)
+
+    def propose(self, request_id: str, limit: int) -> Draft:
+        """The better of the two trees' drafts, at most `limit` tokens."""
+        limit = min(limit, self.config.max_draft_tokens)
+        if limit <= 0:
+            return NO_DRAFT
+        active = self._active[request_id]
+        best, is_local = self._look_up(active.own_tree, active, limit), True
+        scope = self._scopes.get(active.output.scope)
+        if scope is not None:
+            shared = self._look_up(scope.tree, active, limit)
+            if shared.score > best.score:
+                best, is_local = shared, False
+        if not best.token_ids:
+            return NO_DRAFT
+        tokens, probs = tuple(best.token_ids), tuple(best.probs)
+        return Draft(Source.SUFFIX, tokens, probs, best.score, best.match_len, is_local)
+
+    def stop(self, request_id: str) -> None:
+        """Forget the request and its prompt; its output stays in the scope's tree."""
+        active = self._active.pop(request_id)
+        if active.output.num_tokens == 0 and not active.output.is_evicted:
+            self._evict(active.output_id)
+
+    def clear(self, scope: str | None = None) -> None:
+        """Forget the outputs of one scope, or of all (after a change of weights, say)."""
+        for output_id, output in list(self._outputs.items()):
+            if scope is None or output.scope == scope:
+                self._evict(output_id)
+
+    def _new_tree(self) -> SuffixTree:
+        from arctic_inference.suffix_decoding._C import SuffixTree
+
+        return SuffixTree(self.config.max_tree_depth)
+
+    def _look_up(self, tree: SuffixTree, active: _Active, limit: int) -> NativeDraft:
+        context = active.token_ids.tail(self.config.max_tree_depth)
+        factor, min_prob = self.config.max_spec_factor, self.config.min_token_prob
+        return tree.speculate_ndarray(context, limit, factor, 0.0, min_prob, False)
+
+    def _remember(self, active: _Active, new_ids: Int32Array) -> None:
+        """Append to the scope's tree, the oldest outputs making room first.
+
+        An output that was evicted while it was still growing is not cached any further: only its
+        head would be missing, and a cache with holes drafts worse than none. Its own tree goes on
+        to serve the request.
+        """
+        cap = self.config.max_cached_tokens
+        while not active.output.is_evicted and self.num_cached_tokens + len(new_ids) > cap:
+            self._evict(next(iter(self._outputs)))
+        if active.output.is_evicted:
+            return
+        self._scopes[active.output.scope].tree.extend_ndarray(active.output_id, new_ids)
+        active.output.num_tokens += len(new_ids)
+        self.num_cached_tokens += len(new_ids)
+
+    def _evict(self, output_id: int) -> None:
+        output = self._outputs.pop(output_id)
+        output.is_evicted = True
+        self.num_cached_tokens -= output.num_tokens
+        scope = self._scopes[output.scope]
+        scope.num_outputs -= 1
+        if scope.num_outputs == 0:
+            del self._scopes[output.scope]
+        elif output.num_tokens:
+            scope.tree.remove(output_id)
