@@ -278,6 +278,18 @@ class Completion:
         return len(self.token_ids) / max(1, self.num_target_passes)
 
 
+def room_left(*, num_tokens: int, num_generated: int, max_tokens: int, context_length: int) -> int:
+    """The most draft tokens that may be verified: one more token, the bonus, must fit as well.
+
+    Args:
+        num_tokens: committed tokens, prompt included.
+        num_generated: committed output tokens.
+        max_tokens: the request's budget of output tokens.
+        context_length: the most tokens that the target can hold.
+    """
+    return max(0, min(max_tokens - num_generated, context_length - num_tokens) - 1)
+
+
 class TokenBuffer:
     """A growing int32 array whose tail can be read without a copy."""
 

@@ -29,9 +29,9 @@ class Drafter(Protocol):
     def observe(self, request_id: str, token_ids: tuple[int, ...], hidden: object | None) -> None:
         """Take note of newly committed output tokens.
 
-        `hidden` holds the target's hidden states of the rows of this pass that were committed,
-        the last row belonging to the position before the last token; None where the engine has
-        none. Cache drafters ignore it.
+        `hidden` holds the target's hidden states of the pass that made them, one row a position,
+        from the first position that was not cached before the pass; rows of rejected tokens may
+        follow and must be ignored. None where the engine has none. Cache drafters ignore it.
         """
         ...
 

@@ -60,13 +60,13 @@ class ToyEngine:
         cache.token_ids.extend(int(token) for token in token_ids)
         assert cache.length <= self.context_length, "a row past the context was computed"
         ends = range(cache.length - num_logits + 1, cache.length + 1)
-        return Forward(torch.stack([self.logits_V(cache.token_ids[:end]) for end in ends]))
+        return Forward(torch.stack([self.logits_after(cache.token_ids[:end]) for end in ends]))
 
     def truncate(self, cache: KVCache, length: int) -> None:
         assert isinstance(cache, ToyCache)
         del cache.token_ids[length:]
 
-    def logits_V(self, prefix: Sequence[int]) -> torch.Tensor:
+    def logits_after(self, prefix: Sequence[int]) -> torch.Tensor:
         """float32 logits of the token after `prefix`, shape [V]."""
         key = tuple(prefix[-self.order :])
         if key not in self._table:
