@@ -1,0 +1,1 @@
+"""What each kind of speculative decoding brings: workloads, measuring, statistics, reports."""
