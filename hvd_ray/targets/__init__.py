@@ -1,0 +1,1 @@
+"""Target models on disk: found in a package index, downloaded, converted, identified."""

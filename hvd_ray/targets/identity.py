@@ -1,0 +1,119 @@
+"""Is this folder a model we can load, and which one is it: cheap to ask, no weights loaded."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from hvd_ray.errors import UserError
+
+# The first set that is complete decides which ids a text becomes.
+_VOCABULARY_FILES = (
+    ("tokenizer.json",),
+    ("tokenizer.model",),
+    ("vocab.json", "merges.txt"),
+    ("tekken.json",),
+)
+_MAX_HEADER_BYTES = 100_000_000
+_NUM_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+
+
+def check_model_folder(folder: Path) -> None:
+    """See that `folder` holds configuration, tokenizer and safetensors weights.
+
+    Raises:
+        UserError: naming the first that is missing or unreadable.
+    """
+    _read_config(folder)
+    _vocabulary(folder)
+    _weights(folder)
+
+
+def model_fingerprint(folder: str | Path) -> str:
+    """sha256 (hex) over configuration, vocabulary and weights of a model folder.
+
+    Of each weight file it takes size, safetensors header and 64 blocks spread over the data, not
+    all bytes: two fine-tunes of one architecture differ in it, and it takes milliseconds.
+
+    Raises:
+        UserError: the folder is no loadable model.
+    """
+    folder = Path(folder)
+    digest = hashlib.sha256()
+    config = json.dumps(_read_config(folder), sort_keys=True)
+    _add(digest, b"config", config.encode())
+    _add(digest, b"tokenizer", tokenizer_sha(folder).encode())
+    for file in _weights(folder):
+        _add(digest, file.name.encode(), *_weight_samples(file))
+    return digest.hexdigest()
+
+
+def tokenizer_sha(folder: str | Path) -> str:
+    """sha256 (hex) over the files that decide which ids a text becomes.
+
+    Raises:
+        UserError: the folder holds no tokenizer.
+    """
+    digest = hashlib.sha256()
+    for file in _vocabulary(Path(folder)):
+        _add(digest, file.name.encode(), file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read_config(folder: Path) -> dict[str, object]:
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} is no model folder: config.json is missing; "
+            "give a folder saved by transformers, or a name such as smollm2-135m"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{file} cannot be read as JSON ({error}); fetch the model again") from None
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise UserError(f"{file} is no transformers configuration: it has no model_type")
+    return config
+
+
+def _vocabulary(folder: Path) -> list[Path]:
+    for names in _VOCABULARY_FILES:
+        files = [folder / name for name in names]
+        if all(file.is_file() for file in files):
+            return files
+    raise UserError(
+        f"{folder} holds no tokenizer (tokenizer.json, or another known form); "
+        "save one there with tokenizer.save_pretrained"
+    )
+
+
+def _weights(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    pickled = next(folder.glob("*.bin"), None)
+    found = f"only {pickled.name}, and pickles are not loaded" if pickled else "none"
+    raise UserError(
+        f"{folder} must hold weights as *.safetensors, found {found}; "
+        "save the model with model.save_pretrained"
+    )
+
+
+def _weight_samples(file: Path) -> Iterable[bytes]:
+    num_bytes = file.stat().st_size
+    yield num_bytes.to_bytes(8, "little")
+    with file.open("rb") as handle:
+        num_header = min(int.from_bytes(handle.read(8), "little"), _MAX_HEADER_BYTES)
+        yield handle.read(num_header)
+        stride = max(_SAMPLE_BYTES, (num_bytes - handle.tell()) // _NUM_SAMPLES)
+        for offset in range(handle.tell(), num_bytes, stride):
+            handle.seek(offset)
+            yield handle.read(_SAMPLE_BYTES)
+
+
+def _add(digest: "hashlib._Hash", *parts: bytes) -> None:
+    """Length before content: no two lists of parts look alike."""
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
