@@ -1,0 +1,1 @@
+"""The commands of `hvd`: each module has `register(app)` and imports nothing heavy at its top."""

@@ -1,0 +1,7 @@
+"""`hvd doctor`."""
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    del app
