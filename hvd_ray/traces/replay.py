@@ -1,0 +1,213 @@
+"""Replay: walking a trace under a policy as if decoding it, without the target.
+
+One judge for reports, for sweeps and for advice. Under the policy that made a trace, with the
+drafter in the state it was in then, replay gives the very steps of the live run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hvd_ray.drafting.base import Drafter
+from hvd_ray.payoff.cost import CostTable
+from hvd_ray.payoff.policy import Candidates, Policy
+from hvd_ray.traces.schema import Trace
+from hvd_ray.traces.walk import Walk, accepted_len, walking
+from hvd_ray.types import Decision, Draft, Int32Array, Source, Step
+
+HIGH_PAYOFF = 6
+"""The accepted length from which a payoff counts as high (HVD, 2606.01019)."""
+
+
+class PayoffOutcome(NamedTuple):
+    """A cache draft at a visited position: what was predicted and what it was worth."""
+
+    position: int
+    draft_len: int
+    accepted_len: int
+    """The true payoff, whether the draft was verified or not."""
+    predicted: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrafts:
+    """How a model drafter would have fared, from the labels: replay cannot run it."""
+
+    source: Source
+    accepted_len_T: Int32Array
+    """Draft tokens that the target would have accepted at each position of the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A trace, decoded again in thought."""
+
+    trace_id: str
+    steps: tuple[Step, ...]
+    payoffs: tuple[PayoffOutcome, ...]
+    """One for each visited position with a cache draft."""
+    cost_ms: float | None = None
+    """Under the cost table, if one was given."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(step.emitted for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySummary:
+    """Many replays taken together; every ratio is a ratio of sums."""
+
+    num_traces: int
+    num_tokens: int
+    num_cycles: int
+    drafted: int
+    accepted: int
+    source_share: Mapping[Source, float]
+    """Share of the cycles that verified a draft of each source, or none."""
+    num_high_payoffs: int
+    precision: float | None
+    """Of the payoffs predicted to be high, the share that were; None where none was."""
+    recall: float | None
+    """Of the high payoffs, the share that was predicted; None where there were none."""
+    cost_ms: float | None
+
+    @property
+    def emitted_per_pass(self) -> float:
+        return self.num_tokens / max(1, self.num_cycles)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return None if not self.cost_ms else 1e3 * self.num_tokens / self.cost_ms
+
+
+def replay(
+    trace: Trace,
+    policy: Policy,
+    *,
+    drafter: Drafter | None = None,
+    costs: CostTable | None = None,
+    model: ModelDrafts | None = None,
+) -> Replay:
+    """Visit the positions that decoding under `policy` would visit.
+
+    Args:
+        trace: a trace with an output.
+        policy: decides each cycle from what the live policy would see.
+        drafter: the cache; it keeps the outputs of the traces replayed with it before, so
+            traces go through it in the order in which they were decoded.
+        costs: prices the cycles.
+        model: stands in for the model drafter that the policy may ask for.
+    """
+    output = trace.output_token_ids
+    steps: list[Step] = []
+    payoffs: list[PayoffOutcome] = []
+    with walking(trace, drafter) as walk:
+        while (position := walk.context.num_generated) < len(output):
+            cache = walk.look_up()
+            decision = policy.decide(_candidates(cache, walk, model), walk.context)
+            payoff = accepted_len(cache, output, position)
+            draft_len, accepted = _verify(decision, cache, payoff, position, walk, model)
+            step = _step(len(steps), position, decision, cache, draft_len, accepted, len(output))
+            steps.append(step)
+            if cache.token_ids:
+                predicted = decision.predicted_payoff
+                payoffs.append(PayoffOutcome(position, len(cache), payoff, predicted))
+            is_selected = step.drafted > 0 and step.source == cache.source
+            walk.context.history.note(cache, is_selected=is_selected)
+            walk.commit(output[position : position + step.emitted])
+    return Replay(trace.trace_id, tuple(steps), tuple(payoffs), _cost_ms(steps, costs))
+
+
+def summarize(replays: Iterable[Replay]) -> ReplaySummary:
+    """Sums and ratios of sums over many replays."""
+    runs = list(replays)
+    steps = [step for run in runs for step in run.steps]
+    payoffs = [payoff for run in runs for payoff in run.payoffs]
+    cycles = Counter(step.source for step in steps)
+    costs = [run.cost_ms for run in runs if run.cost_ms is not None]
+    precision, recall = _precision_recall(payoffs)
+    return ReplaySummary(
+        num_traces=len(runs),
+        num_tokens=sum(step.emitted for step in steps),
+        num_cycles=len(steps),
+        drafted=sum(step.drafted for step in steps),
+        accepted=sum(step.accepted for step in steps),
+        source_share={source: count / len(steps) for source, count in cycles.items()},
+        num_high_payoffs=sum(payoff.accepted_len >= HIGH_PAYOFF for payoff in payoffs),
+        precision=precision,
+        recall=recall,
+        cost_ms=sum(costs) if costs and len(costs) == len(runs) else None,
+    )
+
+
+def _candidates(cache: Draft, walk: Walk, model: ModelDrafts | None) -> Candidates:
+    return Candidates(cache, model.source if model else None, walk.context.room)
+
+
+def _verify(
+    decision: Decision,
+    cache: Draft,
+    payoff: int,
+    position: int,
+    walk: Walk,
+    model: ModelDrafts | None,
+) -> tuple[int, int]:
+    """`(drafted, accepted)` of what the policy chose."""
+    if decision.source == cache.source and decision.length > 0:
+        drafted = min(decision.length, len(cache))
+        return drafted, min(payoff, drafted)
+    if model is not None and decision.source == model.source:
+        drafted = min(decision.length, walk.context.room)
+        return drafted, min(int(model.accepted_len_T[position]), drafted)
+    return 0, 0
+
+
+def _step(
+    cycle: int,
+    position: int,
+    decision: Decision,
+    cache: Draft,
+    drafted: int,
+    accepted: int,
+    num_tokens: int,
+) -> Step:
+    return Step(
+        cycle=cycle,
+        position=position,
+        source=decision.source if drafted else Source.NONE,
+        drafted=drafted,
+        accepted=accepted,
+        emitted=min(accepted + 1, num_tokens - position),
+        match_len=cache.match_len,
+        score=cache.score,
+        cache_draft_len=len(cache),
+        predicted_payoff=decision.predicted_payoff,
+        tau=decision.tau,
+        reason=decision.reason,
+    )
+
+
+def _cost_ms(steps: Iterable[Step], costs: CostTable | None) -> float | None:
+    if costs is None:
+        return None
+    return sum(costs.cost_ms(step.source, step.drafted + 1) for step in steps)
+
+
+def _precision_recall(payoffs: Iterable[PayoffOutcome]) -> tuple[float | None, float | None]:
+    """Of high payoffs, at the visited positions where a prediction was made."""
+    judged = [payoff for payoff in payoffs if payoff.predicted is not None]
+    chosen = [payoff.accepted_len >= HIGH_PAYOFF for payoff in judged if _is_chosen(payoff)]
+    found = [_is_chosen(payoff) for payoff in judged if payoff.accepted_len >= HIGH_PAYOFF]
+    return _share(chosen), _share(found)
+
+
+def _is_chosen(payoff: PayoffOutcome) -> bool:
+    return payoff.predicted is not None and payoff.predicted >= HIGH_PAYOFF
+
+
+def _share(hits: list[bool]) -> float | None:
+    return sum(hits) / len(hits) if hits else None

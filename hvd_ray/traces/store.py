@@ -1,0 +1,165 @@
+"""Traces, steps and labels on disk: one folder a table, one Parquet file a part.
+
+A part appears whole or not at all, so a reader never sees half of one, and a file of another
+schema is refused by name with the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hvd_ray.errors import UserError
+from hvd_ray.home import atomic_path
+from hvd_ray.traces.schema import (
+    FEATURE_VERSION_KEY,
+    SCHEMA_KEY,
+    SCHEMA_VERSION,
+    STEPS_SCHEMA,
+    TRACES_SCHEMA,
+    VERSION_KEY,
+    TableName,
+    Trace,
+    labels_schema,
+    steps_from_table,
+    steps_to_table,
+    traces_from_table,
+    traces_to_table,
+)
+from hvd_ray.types import Step
+
+
+def write_table(table: Any, path: Path) -> None:
+    """Write one part; it appears whole or not at all.
+
+    Raises:
+        UserError: the place cannot be written.
+    """
+    with atomic_path(path) as draft:
+        pq.write_table(table, draft, compression="zstd")
+
+
+def write_traces(traces: Iterable[Trace], path: Path) -> None:
+    """Write one part of `traces/`."""
+    write_table(traces_to_table(traces), path)
+
+
+def write_steps(steps: Iterable[tuple[str, Step]], path: Path) -> None:
+    """Write one part of `steps/` from `(trace_id, step)` pairs."""
+    write_table(steps_to_table(steps), path)
+
+
+def read_traces(place: Path) -> list[Trace]:
+    """The traces in a file, in a folder of parts or under a collection's folder.
+
+    Raises:
+        UserError: nothing is there, or a file has another schema.
+    """
+    return [trace for path in parts_of(place, "traces") for trace in read_trace_part(path)]
+
+
+def read_trace_part(path: Path) -> list[Trace]:
+    """The traces of one file, in the order they were written."""
+    return traces_from_table(read_table(path, "traces", TRACES_SCHEMA))
+
+
+def read_steps(place: Path) -> dict[str, tuple[Step, ...]]:
+    """The steps of each trace under `place`, as `read_traces` finds them."""
+    tables = [read_table(path, "steps", STEPS_SCHEMA) for path in parts_of(place, "steps")]
+    return steps_from_table(pa.concat_tables(tables))
+
+
+def read_labels(place: Path, *, feature_names: Sequence[str], feature_version: int) -> Any:
+    """The labels under `place` as one table; its feature columns are `feature_NAME`, in order.
+
+    Raises:
+        UserError: nothing is there, or a file was labelled with another schema or other features.
+    """
+    schema = labels_schema(feature_names, feature_version)
+    tables = [_read_labels_part(path, schema) for path in parts_of(place, "labels")]
+    return pa.concat_tables(tables)
+
+
+def parts_of(place: Path, table: TableName) -> list[Path]:
+    """The Parquet files of a table: `place` itself, its parts, or those of `place/TABLE`.
+
+    Raises:
+        UserError: there are none.
+    """
+    if place.is_file():
+        return [place]
+    folder = place / table if (place / table).is_dir() else place
+    parts = list(finished_parts(folder))
+    if not parts:
+        raise UserError(f"{place}: holds no {table}; expected Parquet files in {folder}")
+    return parts
+
+
+def finished_parts(folder: Path) -> Iterator[Path]:
+    """The parts of one table's folder in order of name; those being written stay hidden."""
+    yield from sorted(p for p in folder.glob("*.parquet") if not p.name.startswith("."))
+
+
+def read_table(path: Path, table: TableName, schema: Any, *, columns: Sequence[str] = ()) -> Any:
+    """One file's columns, all of `schema` or those named, checked against `schema`.
+
+    Raises:
+        UserError: the file is absent, broken or of another schema; the message says how.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_schema(path, file.schema_arrow, table, schema)
+            return file.read(columns=list(columns) or schema.names)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected a Parquet file of {table}") from None
+    except (pa.ArrowException, OSError) as error:
+        cause = str(error).splitlines()[0]
+        raise UserError(f"{path}: no readable Parquet file of {table} ({cause})") from None
+
+
+def _check_schema(path: Path, found: Any, table: TableName, expected: Any) -> None:
+    metadata = found.metadata or {}
+    kind = metadata.get(SCHEMA_KEY, b"").decode() or "an unknown table"
+    if kind != table:
+        raise UserError(f"{path}: holds {kind}, expected {table} written by hvd")
+    version = metadata.get(VERSION_KEY, b"none").decode()
+    if version != str(SCHEMA_VERSION):
+        raise UserError(
+            f"{path}: {table} of schema version {version}, expected {SCHEMA_VERSION}; "
+            "make it again with this version of hvd"
+        )
+    for column in expected:
+        _check_column(path, found, column)
+
+
+def _check_column(path: Path, found: Any, column: Any) -> None:
+    index = found.get_field_index(column.name)
+    if index < 0:
+        raise UserError(f"{path}: the column {column.name} is missing")
+    kind = found.field(index).type
+    if not kind.equals(column.type):
+        raise UserError(f"{path}: the column {column.name} is {kind}, expected {column.type}")
+
+
+def _read_labels_part(path: Path, schema: Any) -> Any:
+    expected = schema.metadata[FEATURE_VERSION_KEY].decode()
+    found = _feature_version(path)
+    if found is not None and found != expected:
+        raise UserError(
+            f"{path}: labelled with features of version {found}, expected {expected}; "
+            "label the traces again"
+        )
+    return read_table(path, "labels", schema)
+
+
+def _feature_version(path: Path) -> str | None:
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError):
+        return None  # read_table says what is wrong with the file
+    value = metadata.get(FEATURE_VERSION_KEY)
+    return value.decode() if value is not None else None
