@@ -1,0 +1,34 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv first if need be.
+SHELL := bash
+PYTHON ?= python3.11
+FLAVOUR := $(if $(filter 1,$(GPU)),gpu,$(if $(wildcard .venv/.setup-gpu),gpu,cpu))
+STAMP := .venv/.setup-$(FLAVOUR)
+BIN := .venv/bin
+
+.PHONY: help setup demo test check bench lock
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+setup: $(STAMP) ## Make .venv from locks/cpu.txt (GPU=1: from locks/gpu.txt)
+
+$(STAMP): locks/$(FLAVOUR).txt pyproject.toml scripts/setup.sh
+	@PYTHON="$(PYTHON)" bash scripts/setup.sh $(FLAVOUR)
+
+demo: setup ## The main job on a real model: fetch, collect, label, train, bench
+	$(BIN)/hvd demo
+
+test: setup ## All tests; ARGS="tests/unit -k name" runs some
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## Format, lint, types and the layer rule
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit/test_layers.py
+
+bench: setup ## Measure every system on the shipped workloads
+	$(BIN)/hvd bench
+
+lock: ## Compile the lock files from pyproject.toml (UPGRADE=1: to the newest versions)
+	@PYTHON="$(PYTHON)" UPGRADE="$(UPGRADE)" bash scripts/lock.sh
