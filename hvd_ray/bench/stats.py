@@ -14,12 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 NUM_DRAWS = 10_000
 CONFIDENCE = 0.95
+MIN_SESSIONS = 4
+"""Fewer sessions say too little of other sessions for an interval of any use."""
+
+Unit = Literal["session", "prompt"]
 
 # Shapes: P prompts, C clusters (sessions), R draws of the bootstrap.
 
@@ -69,6 +74,23 @@ class RatioEstimate:
         from scipy.special import stdtrit
 
         return float(stdtrit(self.degrees_of_freedom, (1 + CONFIDENCE) / 2)) * self.log_error
+
+
+def resampling_units(
+    sessions: Sequence[str | None], prompt_ids: Sequence[str]
+) -> tuple[Unit, list[str]]:
+    """What is drawn: sessions, or single prompts where there are fewer than `MIN_SESSIONS`.
+
+    A prompt without a session is one of its own. Drawn by prompts, the interval speaks of these
+    sessions only, not of others like them; reports name the unit.
+    """
+    clusters = [
+        f"session {session}" if session else f"prompt {prompt_id}"
+        for session, prompt_id in zip(sessions, prompt_ids, strict=True)
+    ]
+    if len(set(clusters)) >= MIN_SESSIONS:
+        return "session", clusters
+    return "prompt", list(prompt_ids)
 
 
 def paired_speedup(

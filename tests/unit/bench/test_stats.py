@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_ray.bench.stats import RatioEstimate, Work, geometric_mean, paired_speedup
+from hvd_ray.bench.stats import (
+    RatioEstimate,
+    Work,
+    geometric_mean,
+    paired_speedup,
+    resampling_units,
+)
 
 
 def _speedup(system_s, baseline_s, clusters=None, tokens=None, baseline_tokens=None, **options):
@@ -127,3 +133,21 @@ def test_geometric_mean_covers_the_truth():
         mean = geometric_mean(parts)
         hits += mean.low <= truth <= mean.high
     assert 0.90 <= hits / num_trials <= 0.99
+
+
+def test_sessions_are_the_unit_where_there_are_enough_of_them():
+    ids = ["1", "2", "3", "4", "5"]
+    unit, clusters = resampling_units(["a", "a", "b", "c", None], ids)
+    assert unit == "session"
+    assert len(set(clusters)) == 4
+    assert clusters[0] == clusters[1]
+
+
+def test_few_sessions_are_drawn_by_prompt_and_say_so():
+    ids = ["1", "2", "3", "4"]
+    assert resampling_units(["a", "a", "b", "b"], ids) == ("prompt", ids)
+
+
+def test_a_session_named_like_a_prompt_stays_apart():
+    _, clusters = resampling_units(["1", None, "b", "c"], ["x", "1", "y", "z"])
+    assert len(set(clusters)) == 4
