@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import process_time
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from hvd_ray.context import DecodeContext
 from hvd_ray.drafting.base import Drafter
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
-from hvd_ray.traces.schema import FEATURE_PREFIX, Trace, cut_at_loop, labels_schema
+from hvd_ray.traces.schema import Trace, cut_at_loop, labels_schema
 from hvd_ray.traces.walk import accepted_len, in_time_order, walking
 from hvd_ray.types import Draft, Float32Array, Int32Array
 
@@ -132,13 +132,16 @@ def labels_to_table(labels: Sequence[TraceLabels]) -> Any:
 def label_rate(
     traces: Sequence[Trace], *, drafter_config: SuffixConfig, extractor: FeatureWriter
 ) -> float:
-    """Positions labelled per second on one core, loops included, tables left out."""
+    """Positions labelled per second of one core's time, loops included, tables left out.
+
+    Prompts count as time but not as positions: each one is entered into the request's own tree.
+    """
     drafter = SuffixDrafter(drafter_config)
     usable = in_time_order([trace for trace in traces if trace.error is None])
-    started = perf_counter()
+    started = process_time()
     for trace in usable:
         label_trace(trace, drafter=drafter, extractor=extractor)
-    seconds = perf_counter() - started
+    seconds = process_time() - started
     return sum(len(trace.output_token_ids) for trace in usable) / seconds
 
 
@@ -169,5 +172,5 @@ def _table(labels: TraceLabels, schema: Any) -> Any:
         "split": pa.repeat(trace.split, size),
     }
     for name, values_T in zip(FEATURE_NAMES, by_feature_FT, strict=True):
-        columns[FEATURE_PREFIX + name] = values_T
+        columns[name] = values_T
     return pa.table(columns, schema=schema)

@@ -179,14 +179,12 @@ _LABEL_COLUMNS_AFTER = [
     _column("eagle3_accepted_len", pa.int32(), "the same for the model drafter", nullable=True),
     _column("split", pa.string(), "train, test or empty"),
 ]
-FEATURE_PREFIX = "feature_"
 
 
 def labels_schema(feature_names: Sequence[str], feature_version: int) -> Any:
-    """Columns of `labels/`: one float32 column `feature_NAME` for each feature, in order."""
+    """Columns of `labels/`: one float32 column for each feature, in order."""
     features = [
-        _column(FEATURE_PREFIX + name, pa.float32(), f"the feature {name}")
-        for name in feature_names
+        _column(name, pa.float32(), "a feature; see payoff/features.py") for name in feature_names
     ]
     return _schema(
         "labels",

@@ -74,7 +74,7 @@ def read_steps(place: Path) -> dict[str, tuple[Step, ...]]:
 
 
 def read_labels(place: Path, *, feature_names: Sequence[str], feature_version: int) -> Any:
-    """The labels under `place` as one table; its feature columns are `feature_NAME`, in order.
+    """The labels under `place` as one table, with the columns of `labels_schema`.
 
     Raises:
         UserError: nothing is there, or a file was labelled with another schema or other features.
