@@ -1,0 +1,169 @@
+"""What is known of a cache draft before the target has seen it, as numbers for a predictor.
+
+The paper's four groups (2606.01019: cache match, decode state, recent history, draft structure)
+and more of the same kind. They depend on the committed prefix, on how earlier drafts fared and on
+the draft itself, which is a function of that prefix; so live decoding and labelling by replay
+compute the same values with the same code. Shapes: F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from hvd_ray.context import HISTORY_LENGTH, DecodeContext, DraftHistory
+from hvd_ray.payoff.token_classes import TokenClasses
+from hvd_ray.types import Draft, Float32Array
+
+FEATURE_VERSION = 1
+"""Rises when a feature is added, dropped, moved or changes its meaning."""
+
+HIGH_PAYOFF = 6
+"""Accepted tokens from which a payoff counts as high (papers: 2606.01019)."""
+
+TAIL_LENGTH = 16
+"""Committed tokens before the draft whose classes are looked at."""
+
+_CLASSES = (
+    "space",
+    "newline",
+    "punctuation",
+    "opening",
+    "closing",
+    "digit",
+    "quote",
+    "delimiter",
+    "word_start",
+    "letter",
+)
+
+FEATURE_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "cache_match": (
+            "cache_score",
+            "cache_match_len",
+            "cache_draft_len",
+            "cache_log_match_len",
+            "cache_log_draft_len",
+            "cache_is_local",
+            "cache_fills_match",  # as long as the match allows: not ended by a low probability
+            "cache_first_prob",
+            "cache_mean_prob",
+            "cache_min_prob",
+            "cache_last_prob",
+            "cache_num_sure",  # leading tokens of probability >= 0.9
+            "cache_num_likely",  # leading tokens of probability >= 0.5
+        ),
+        "decode_state": (
+            "state_log_prompt_len",
+            "state_log_generated_len",
+            "state_relative_position",  # generated / all committed tokens
+        ),
+        "recent_history": (
+            "recent_accepted_1",  # mean accepted length of the last 1, 2, 4 outcomes
+            "recent_accepted_2",
+            "recent_accepted_4",
+            "recent_ratio_1",  # accepted / drafted tokens of the last 1, 2, 4 outcomes
+            "recent_ratio_2",
+            "recent_ratio_4",
+            "recent_mean_accepted",  # exponentially weighted
+            "recent_mean_ratio",
+            "recent_high_rate",  # outcomes with a high payoff: what a perfect chooser selects
+            "recent_none_rate",
+            "recent_num_outcomes",
+            "recent_is_exhausted",  # the last draft agreed as a whole
+            "recent_log_since_mismatch",
+            "recent_selection_rate",  # 1 in labels made by always verifying
+        ),
+        "draft_structure": (
+            *(f"draft_{name}_share" for name in _CLASSES),
+            *(f"draft_first_{name}" for name in _CLASSES),
+            "draft_bracket_balance",
+            "draft_bracket_low",
+            "draft_log_newline_at",
+            "draft_log_punctuation_at",
+            "draft_distinct_share",
+            *(f"last_{name}" for name in _CLASSES),
+            *(f"tail_{name}_share" for name in ("newline", "punctuation", "digit", "letter")),
+            "tail_bracket_balance",
+            "tail_distinct_share",
+        ),
+    }
+)
+FEATURE_NAMES: tuple[str, ...] = tuple(name for group in FEATURE_GROUPS.values() for name in group)
+NUM_FEATURES = len(FEATURE_NAMES)
+DRAFT_LEN_INDEX = FEATURE_NAMES.index("cache_draft_len")
+SCORE_INDEX = FEATURE_NAMES.index("cache_score")
+
+
+class FeatureExtractor:
+    """Turns a draft and its context into `FEATURE_NAMES`, one extractor for each thread.
+
+    The buffers are reused between calls; the arithmetic is compiled (`feature_kernel`).
+    """
+
+    def __init__(self, token_classes: TokenClasses) -> None:
+        from hvd_ray.payoff.feature_kernel import write_features
+
+        self._kernel = write_features
+        self._flags_V = token_classes.flags_V
+        self._balance_V = token_classes.balance_V
+        self._draft_K = np.zeros(128, dtype=np.int32)
+        self._probs_K = np.zeros(128, dtype=np.float64)
+        self._accepted_H = np.zeros(HISTORY_LENGTH, dtype=np.int64)
+        self._drafted_H = np.zeros(HISTORY_LENGTH, dtype=np.int64)
+
+    def extract(self, draft: Draft, context: DecodeContext) -> Float32Array:
+        """The features of `draft` at the context's position, float32 [F]."""
+        out_F = np.empty(NUM_FEATURES, dtype=np.float32)
+        self.write(draft, context, out_F)
+        return out_F
+
+    def write(self, draft: Draft, context: DecodeContext, out_F: Float32Array) -> None:
+        """Write the features of `draft` into `out_F`, float32 [F], contiguous."""
+        draft_len, num_probs = len(draft.token_ids), len(draft.probs)
+        if max(draft_len, num_probs) > len(self._draft_K):
+            self._grow(max(draft_len, num_probs))
+        self._draft_K[:draft_len] = draft.token_ids
+        self._probs_K[:num_probs] = draft.probs
+        history = context.history
+        self._kernel(
+            self._draft_K,
+            draft_len,
+            self._probs_K,
+            num_probs,
+            float(draft.score),
+            draft.match_len,
+            draft.is_local,
+            context.prompt_len,
+            context.token_ids.tail(TAIL_LENGTH),
+            len(context.token_ids),
+            self._accepted_H,
+            self._drafted_H,
+            self._read_outcomes(history),
+            history.num_since_mismatch,
+            _selection_rate(history),
+            self._flags_V,
+            self._balance_V,
+            out_F,
+        )
+
+    def _read_outcomes(self, history: DraftHistory) -> int:
+        """Copy the outcomes into the buffers, newest first, and count them."""
+        outcomes = history.outcomes
+        for i, outcome in enumerate(reversed(outcomes)):
+            self._accepted_H[i] = outcome.accepted_len
+            self._drafted_H[i] = outcome.draft_len
+        return len(outcomes)
+
+    def _grow(self, length: int) -> None:
+        self._draft_K = np.zeros(2 * length, dtype=np.int32)
+        self._probs_K = np.zeros(2 * length, dtype=np.float64)
+
+
+def _selection_rate(history: DraftHistory) -> float:
+    """Share of the recent cache drafts that the policy chose; 1 before the first."""
+    selections = history.selections
+    return sum(selections) / len(selections) if selections else 1.0

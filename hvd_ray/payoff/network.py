@@ -1,0 +1,109 @@
+"""The small network behind a predictor: its weights and their checks.
+
+Shapes: F features, I inputs and O outputs of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ray.errors import UserError
+from hvd_ray.types import Float32Array
+
+Layer = tuple[Float32Array, Float32Array]
+"""`weight_IO` and `bias_O`; the standardisation of the features is folded into the first."""
+
+
+class Network:
+    """ReLU layers over features clipped to the range that training saw.
+
+    Clipping keeps a feature that was constant in training from acting through weights that were
+    never trained. Safe to share between threads.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], *, low_F: Float32Array, high_F: Float32Array
+    ) -> None:
+        """Take float32 arrays.
+
+        Raises:
+            UserError: shapes that do not chain, or values that are not finite.
+        """
+        self.layers = tuple(layers)
+        self.low_F = np.ascontiguousarray(low_F)
+        self.high_F = np.ascontiguousarray(high_F)
+        self._check()
+        widths = [len(low_F), *(len(bias_O) for _, bias_O in self.layers)]
+        self.widths = np.array(widths, dtype=np.int64)
+        """Number of features, then of each layer's outputs."""
+        self.params = np.concatenate([part.ravel() for layer in self.layers for part in layer])
+        """All weights in one piece of memory, as the compiled pass reads them."""
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.layers[-1][1])
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """The weights by the names they have in a file."""
+        named = {"low_F": self.low_F, "high_F": self.high_F}
+        for index, (weight_IO, bias_O) in enumerate(self.layers):
+            named[f"layers.{index}.weight_IO"] = weight_IO
+            named[f"layers.{index}.bias_O"] = bias_O
+        return named
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, NDArray[np.float32]]) -> Network:
+        """The inverse of `tensors`.
+
+        Raises:
+            UserError: a tensor is missing, unknown, of a wrong shape or not finite.
+        """
+        num_layers = sum(name.endswith(".weight_IO") for name in tensors)
+        names = [
+            f"layers.{i}.{part}" for i in range(num_layers) for part in ("weight_IO", "bias_O")
+        ]
+        expected = {"low_F", "high_F", *names}
+        if num_layers == 0 or expected != set(tensors):
+            odd = sorted(expected ^ set(tensors)) or ["layers.0.weight_IO"]
+            raise UserError(f"tensor {odd[0]} is missing or unexpected")
+        layers = [
+            (tensors[f"layers.{i}.weight_IO"], tensors[f"layers.{i}.bias_O"])
+            for i in range(num_layers)
+        ]
+        return cls(layers, low_F=tensors["low_F"], high_F=tensors["high_F"])
+
+    def _check(self) -> None:
+        width = len(self.low_F)
+        _require_shape("low_F", self.low_F, (width,))
+        _require_shape("high_F", self.high_F, (width,))
+        for index, (weight_IO, bias_O) in enumerate(self.layers):
+            num_out = weight_IO.shape[1] if weight_IO.ndim == 2 else -1
+            _require_shape(f"layers.{index}.weight_IO", weight_IO, (width, num_out))
+            _require_shape(f"layers.{index}.bias_O", bias_O, (num_out,))
+            width = num_out
+        for name, values in self.tensors().items():
+            if values.dtype != np.float32:
+                raise UserError(f"tensor {name} is {values.dtype}, expected float32")
+            if not np.isfinite(values).all():
+                raise UserError(f"tensor {name} holds values that are not finite")
+
+
+def folded(
+    weight_IO: NDArray[np.float64],
+    bias_O: NDArray[np.float64],
+    *,
+    mean_F: NDArray[np.float64],
+    scale_F: NDArray[np.float64],
+) -> Layer:
+    """A first layer that takes raw features instead of `(features - mean) / scale`."""
+    raw_weight_IO = weight_IO / scale_F[:, None]
+    raw_bias_O = bias_O - mean_F @ raw_weight_IO
+    return raw_weight_IO.astype(np.float32), raw_bias_O.astype(np.float32)
+
+
+def _require_shape(name: str, values: Float32Array, shape: tuple[int, ...]) -> None:
+    if values.shape != shape or 0 in shape:
+        raise UserError(f"tensor {name} has shape {values.shape}, expected {shape}")
