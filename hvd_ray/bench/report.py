@@ -1,0 +1,242 @@
+"""Results for people: Markdown tables, and the README's generated part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from hvd_ray.bench.result import BASELINE, BenchResult, Row
+from hvd_ray.errors import UserError
+from hvd_ray.home import atomic_path
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+
+Cell = Callable[[Row], str]
+
+
+# -- words -------------------------------------------------------------------------------------
+
+
+def arm_label(row: Row) -> str:
+    return row.system if row.cache == "none" else f"{row.system} {row.cache}"
+
+
+def labels_of(rows: Sequence[Row]) -> list[str]:
+    """A label for each row; the cache's state is named only where there are several."""
+    is_mixed = len({row.cache for row in rows} - {"none"}) > 1
+    return [arm_label(row) if is_mixed else row.system for row in rows]
+
+
+def slowdown_notes(rows: Iterable[Row]) -> tuple[str, ...]:
+    """One plain line for each system that is slower than plain decoding somewhere.
+
+    "I turned it on and it is slower" (vllm#6494, #8439, #9565) should be read in the report, not
+    found out in production.
+    """
+    slower: dict[str, list[str]] = {}
+    no_gain: dict[str, list[str]] = {}
+    for row in rows:
+        if row.system != BASELINE and row.speedup_vs_greedy < 1:
+            places = slower if row.speedup_ci[1] < 1 else no_gain
+            where = f"{row.workload} ({row.speedup_vs_greedy:.2f}x)"
+            places.setdefault(arm_label(row), []).append(where)
+    return (
+        *(
+            f"{a} is slower than plain decoding on {_list(w)}: leave it off there."
+            for a, w in slower.items()
+        ),
+        *(f"{a} shows no gain on {_list(w)}, the interval includes 1." for a, w in no_gain.items()),
+    )
+
+
+def _list(places: Sequence[str]) -> str:
+    return ", ".join(places)
+
+
+def speedup_cell(row: Row) -> str:
+    """`1.52 (1.31-1.77)`; without an interval where a single prompt gives none."""
+    if row.ci_is_degenerate:
+        return f"{row.speedup_vs_greedy:.2f} (one)"
+    return _with_interval(row.speedup_vs_greedy, row.speedup_ci)
+
+
+def _with_interval(ratio: float, interval: tuple[float, float]) -> str:
+    return f"{ratio:.2f} ({interval[0]:.2f}-{interval[1]:.2f})"
+
+
+def _drafted_cell(row: Row) -> str:
+    share = percent(row.drafted_cycles / row.target_passes)
+    return f"{row.accepted} / {row.drafted}, {share}"
+
+
+def _without_loops_cell(row: Row) -> str:
+    rest = row.without_loops
+    return f"{rest.speedup_vs_greedy:.2f} / {rest.emitted_per_pass:.2f}" if rest else "-"
+
+
+def percent(share: float) -> str:
+    """Never rounds to 100 % what is not all, nor to 0 % what is not none."""
+    value = 100 * share
+    if 99 < value < 100 or 0 < value < 1:
+        return f"{min(max(value, 0.1), 99.9):.1f} %"
+    return f"{value:.0f} %"
+
+
+# -- Markdown ----------------------------------------------------------------------------------
+
+
+def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table that reads well raw: padded, text to the left, the other columns to the right."""
+    body = [[cell.replace("|", "\\|") for cell in cells] for cells in body]
+    widths = [max(len(line[i]) for line in [header, *body]) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [cells[0].ljust(widths[0])]
+        padded += [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([line(header), line(rule), *map(line, body)])
+
+
+def markdown_report(
+    results: Sequence[BenchResult], *, heading: str = "##", images: Sequence[str] = ()
+) -> str:
+    """All results, one section each; `images` are links to their plots, in the same order."""
+    sections = [
+        _section(result, heading, images[i] if images else None) for i, result in enumerate(results)
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _section(result: BenchResult, heading: str, image: str | None) -> str:
+    rows = [*result.rows, *result.aggregate]
+    drafting = [row for row in rows if row.system != BASELINE]
+    parts = [f"{heading} {title(result)}"]
+    if image:
+        parts.append(f"![Speed-up against greedy by workload and system]({image})")
+    if drafting:
+        parts += [
+            "Speed-up against greedy in tokens per second, with its 95 % interval:",
+            _matrix(drafting, speedup_cell),
+            "Emitted tokens per target pass:",
+            _matrix(drafting, lambda row: f"{row.emitted_per_pass:.2f}"),
+            "Accepted / drafted tokens, and the share of passes that verified a draft:",
+            _matrix(drafting, _drafted_cell),
+            "Speed-up / emitted per pass without the prompts whose greedy output loops:",
+            _matrix(drafting, _without_loops_cell),
+        ]
+    parts += [
+        "Plain decoding, and how much of its output loops (a 20-token stretch four times or more):",
+        _greedy_table([row for row in rows if row.system == BASELINE]),
+        exactness_line(result),
+    ]
+    if result.notes:
+        parts.append("\n".join(f"- {note}" for note in result.notes))
+    parts.append(f"<sub>{provenance_line(result)}</sub>")
+    return "\n\n".join(parts)
+
+
+def title(result: BenchResult) -> str:
+    row = result.rows[0]
+    caches = " and ".join(sorted({row.cache for row in result.rows} - {"none"}))
+    state = f", {caches} cache" if caches else ""
+    return f"{result.provenance.get('model', 'target')}, {row.dtype}, {row.engine} engine{state}"
+
+
+def _matrix(rows: Sequence[Row], cell: Cell) -> str:
+    """Workloads down, systems across."""
+    labels = labels_of(rows)
+    cells = {(row.workload, label): cell(row) for row, label in zip(rows, labels, strict=True)}
+    across = list(dict.fromkeys(labels))
+    workloads = dict.fromkeys(row.workload for row in rows)
+    body = [[w, *(cells.get((w, label), "-") for label in across)] for w in workloads]
+    return markdown_table(["workload", *across], body)
+
+
+def _greedy_table(rows: Sequence[Row]) -> str:
+    header = ["workload", "family", "temperature", "prompts", "tokens", "tokens/s", "loops"]
+    body = [
+        [
+            row.workload,
+            row.family,
+            ", ".join(f"{t:g}" for t in row.temperatures),
+            str(row.prompts),
+            str(row.tokens),
+            f"{row.tokens_per_second:.1f}",
+            percent(row.loops),
+        ]
+        for row in rows
+    ]
+    return markdown_table(header, body)
+
+
+def exactness_line(result: BenchResult) -> str:
+    """What share of the outputs equals greedy's, beside what plain runs do among themselves."""
+    drafting = [row for row in result.aggregate if row.system != BASELINE]
+    shares = zip(labels_of(drafting), drafting, strict=True)
+    same = ", ".join(f"{label} {percent(row.identical_to_greedy)}" for label, row in shares)
+    line = f"Outputs identical to greedy: {same or 'only greedy was measured'}."
+    controls = [row.identical_in_one_pass for row in result.aggregate]
+    known = [share for share in controls if share is not None]
+    if known:
+        line += f" Control, the target reading greedy's output in one pass: {percent(known[0])}."
+    margins = [d.margin for row in drafting for d in row.differences if d.margin is not None]
+    if margins:
+        line += f" Largest logit margin at a first difference: {max(map(abs, margins)):.3f}."
+    return line
+
+
+def provenance_line(result: BenchResult) -> str:
+    """Where the figures come from, in one line."""
+    known = result.provenance
+    names = ("command", "commit", "created_at", "cpu", "num_threads", "workload_hash", "cache")
+    parts = [f"{name} {known[name]}" for name in names if known.get(name) not in (None, "")]
+    units = sorted({row.ci_unit for row in result.rows})
+    parts.append(f"intervals: paired bootstrap over {' or '.join(f'{u}s' for u in units)}")
+    return "; ".join(parts)
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def write_report(results: Sequence[BenchResult], out: Path) -> list[Path]:
+    """Write `bench.md` and a plot for each result into a folder; the paths written.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    from hvd_ray.bench.plots import plot_speedups
+
+    plots = [out / f"speedup-{i + 1}-{r.rows[0].dtype}.png" for i, r in enumerate(results)]
+    for result, path in zip(results, plots, strict=True):
+        with atomic_path(path) as draft:
+            plot_speedups(result).savefig(draft, dpi=130, metadata={"Software": None})
+    text = "# Benchmark\n\n" + markdown_report(results, images=[path.name for path in plots])
+    _write(out / "bench.md", text)
+    return [out / "bench.md", *plots]
+
+
+def update_readme(
+    readme: Path, results: Sequence[BenchResult], *, images: Sequence[str] = ()
+) -> None:
+    """Put the tables between the markers of a Markdown file; the rest stays as it is.
+
+    Raises:
+        UserError: the file cannot be read, or has not one pair of markers in order.
+    """
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {readme}: {error}") from None
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise UserError(f"{readme}: expected one {BEGIN} and, after it, one {END}")
+    head, _, rest = text.partition(BEGIN)
+    tail = rest.partition(END)[2]
+    block = markdown_report(results, heading="###", images=images)
+    _write(readme, f"{head}{BEGIN}\n{block}{END}{tail}")
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_path(path) as draft:
+        draft.write_text(text, encoding="utf-8")

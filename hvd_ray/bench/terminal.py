@@ -1,0 +1,64 @@
+"""A result as a table for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvd_ray.bench.report import exactness_line, percent, title
+from hvd_ray.bench.result import BASELINE, BenchResult, Row
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def terminal_report(result: BenchResult) -> RenderableType:
+    """The table for a terminal of 80 columns, and the notes below it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = [exactness_line(result), *result.notes]
+    return Group(_terminal_table(result), *(Text(line) for line in lines))
+
+
+def _terminal_table(result: BenchResult) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [*result.rows, *result.aggregate]
+    caches = {row.cache for row in rows} - {"none"}
+    table = Table(
+        title=Text(title(result)),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("workload", max_width=14, overflow="fold")
+    table.add_column("system", no_wrap=True)
+    if len(caches) > 1:
+        table.add_column("cache", no_wrap=True)
+    for name in ("tok/s", "speed-up", "95 %", "/pass", "same"):
+        table.add_column(name, justify="right", no_wrap=True)
+    previous = ""
+    for row in rows:
+        if previous and row.workload != previous:
+            table.add_section()
+        workload = row.workload if row.workload != previous else ""
+        table.add_row(Text(workload), *_terminal_cells(row, with_cache=len(caches) > 1))
+        previous = row.workload
+    return table
+
+
+def _terminal_cells(row: Row, *, with_cache: bool) -> list[str]:
+    low, high = row.speedup_ci
+    interval = "one only" if row.ci_is_degenerate else f"{low:.2f}-{high:.2f}"
+    return [
+        row.system,
+        *([row.cache.replace("none", "")] if with_cache else []),
+        f"{row.tokens_per_second:.1f}",
+        f"{row.speedup_vs_greedy:.2f}x",
+        "" if row.system == BASELINE else interval,
+        f"{row.emitted_per_pass:.2f}",
+        percent(row.identical_to_greedy),
+    ]
