@@ -1,6 +1,6 @@
 # Two commands do everything: `make demo` and `make test`. Both set up .venv first if need be.
 SHELL := bash
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
 FLAVOUR := $(if $(filter 1,$(GPU)),gpu,$(if $(wildcard .venv/.setup-gpu),gpu,cpu))
 STAMP := .venv/.setup-$(FLAVOUR)
 BIN := .venv/bin
