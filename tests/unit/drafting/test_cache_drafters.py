@@ -1,0 +1,109 @@
+"""The suffix drafter against arctic's own cache; the n-gram drafter against a scan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from arctic_inference.suffix_decoding import SuffixDecodingCache
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_ray.config import NgramConfig, SuffixConfig
+from hvd_ray.drafting.ngram import NgramDrafter
+from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.errors import UserError
+from hvd_ray.types import Request
+
+texts = st.lists(st.integers(0, 6), min_size=1, max_size=40).map(tuple)
+
+
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=5), st.sampled_from([8, 24, 64]))
+def test_suffix_drafts_equal_arctics(
+    traffic: list[tuple[tuple[int, ...], ...]], depth: int
+) -> None:
+    """Within one scope ours is arctic's cache: drafts, probabilities, scores, match lengths."""
+    ours = SuffixDrafter(SuffixConfig(max_tree_depth=depth))
+    arctic = SuffixDecodingCache(max_tree_depth=depth)
+    for number, (prompt, output) in enumerate(traffic):
+        name = f"{number}"
+        ours.start(Request(name, prompt))
+        arctic.start_request(name, np.array(prompt, np.int32))
+        seen = list(prompt)
+        for token in output:
+            draft = ours.propose(name, 64)
+            wanted = arctic.speculate(name, np.array(seen, np.int32), max_spec_tokens=64)
+            assert draft.token_ids == tuple(wanted.token_ids)
+            if draft.token_ids:
+                assert draft.probs == tuple(wanted.probs)
+                assert (draft.score, draft.match_len) == (wanted.score, wanted.match_len)
+            ours.observe(name, (token,))
+            arctic.add_active_response(name, np.array([token], np.int32))
+            seen.append(token)
+        ours.stop(name)
+        arctic.stop_request(name)
+
+
+def test_suffix_limit_cuts_the_draft() -> None:
+    drafter = SuffixDrafter()
+    drafter.start(Request("r", tuple(range(20)) + tuple(range(10))))
+    assert len(drafter.propose("r", 64)) == 10
+    assert drafter.propose("r", 3).token_ids == (10, 11, 12)
+    assert drafter.propose("r", 0).token_ids == ()
+
+
+def test_evicted_outputs_no_longer_draft() -> None:
+    drafter = SuffixDrafter(SuffixConfig(max_cached_tokens=20))
+    drafter.start(Request("old", (90,)))
+    drafter.observe("old", tuple(range(10)))
+    drafter.stop("old")
+    drafter.start(Request("new", (91,)))
+    drafter.observe("new", tuple(range(50, 65)))
+    assert drafter.num_cached_tokens == 15
+    drafter.start(Request("asks", (92, 0, 1, 2, 3)))
+    assert drafter.propose("asks", 8).token_ids == ()
+
+
+def test_an_output_longer_than_the_cap_still_serves_its_own_request() -> None:
+    drafter = SuffixDrafter(SuffixConfig(max_cached_tokens=5))
+    drafter.start(Request("r", (9,)))
+    for _ in range(3):
+        drafter.observe("r", (1, 2, 3, 4))
+    assert drafter.num_cached_tokens <= 5
+    assert drafter.propose("r", 4).token_ids[:2] == (1, 2)
+
+
+@pytest.mark.parametrize("drafter", [SuffixDrafter(), NgramDrafter()])
+def test_a_request_id_in_use_is_refused(drafter: SuffixDrafter | NgramDrafter) -> None:
+    drafter.start(Request("r", (1, 2)))
+    with pytest.raises(ValueError, match="already active"):
+        drafter.start(Request("r", (1, 2)))
+    drafter.stop("r")
+    drafter.start(Request("r", (1, 2)))
+    drafter.stop("r")
+
+
+@given(texts, texts, st.integers(1, 3), st.integers(0, 3))
+def test_ngram_equals_a_scan(
+    prompt: tuple[int, ...], output: tuple[int, ...], low: int, extra: int
+) -> None:
+    config = NgramConfig(min_match=low, max_match=low + extra, max_draft_tokens=6)
+    drafter = NgramDrafter(config)
+    drafter.start(Request("r", prompt))
+    drafter.observe("r", output)
+    draft = drafter.propose("r", 64)
+    assert (draft.token_ids, draft.match_len) == _scan(prompt + output, config)
+
+
+def _scan(token_ids: tuple[int, ...], config: NgramConfig) -> tuple[tuple[int, ...], int]:
+    """The longest match, of its places the latest, found by looking everywhere."""
+    for size in range(config.max_match, config.min_match - 1, -1):
+        latest = token_ids[len(token_ids) - size :]
+        for end in range(len(token_ids) - 1, size - 1, -1):
+            if len(latest) == size and token_ids[end - size : end] == latest:
+                return token_ids[end : end + config.max_draft_tokens], size
+    return (), 0
+
+
+def test_ngram_sizes_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(UserError, match="min_match=6 must not exceed max_match=5"):
+        NgramDrafter(NgramConfig(min_match=6))

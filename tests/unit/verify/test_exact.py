@@ -1,0 +1,235 @@
+"""Exactness of verification: analytic on random small vocabularies, chi-square on the sampler."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from hvd_ray.types import SamplingParams
+from hvd_ray.verify.exact import accept_sampled, accept_while_equal
+from hvd_ray.verify.sampling import RandomStream, RowDistribution, pick, seeded_generator
+
+VOCAB = 5
+
+
+def random_probs(rng: np.random.Generator, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(rng.dirichlet(np.full(VOCAB, 0.6), size=shape))
+
+
+def first_token_law(proposal_V: torch.Tensor, probs_V: torch.Tensor) -> torch.Tensor:
+    """Exact law of the first emitted token, by integrating over the three uniform numbers.
+
+    The acceptance test and the residual are probed through the public function with uniforms just
+    inside each interval, so a wrong residual or a wrong ratio shows.
+    """
+    law_V = torch.zeros(VOCAB, dtype=torch.float64)
+    for token in range(VOCAB):
+        mass = float(proposal_V[token])
+        if mass == 0:
+            continue
+        accept = min(1.0, float(probs_V[token]) / mass)
+        law_V[token] += mass * accept
+        if accept < 1.0:
+            law_V += mass * (1 - accept) * residual_law(token, accept, proposal_V, probs_V)
+    return law_V
+
+
+def residual_law(
+    token: int, accept: float, proposal_V: torch.Tensor, probs_V: torch.Tensor
+) -> torch.Tensor:
+    """Law of the replacement after a rejection, read off the function's own answers on a grid."""
+    grid = 20_000
+    counts_V = torch.zeros(VOCAB, dtype=torch.float64)
+    for point in range(0, grid, 20):
+        uniforms = iter([(1 + accept) / 2, (point + 0.5) / grid])
+        emitted = accept_sampled(
+            [token],
+            proposal_V[None],
+            lambda _: probs_V,
+            uniforms.__next__,
+        )
+        assert len(emitted) == 1, "the token must have been rejected"
+        counts_V[emitted[0]] += 1
+    return counts_V / counts_V.sum()
+
+
+def test_sampled_draft_has_the_target_law() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        proposal_V, probs_V = random_probs(rng), random_probs(rng)
+        distance = (first_token_law(proposal_V, probs_V) - probs_V).abs().sum() / 2
+        assert distance < 2e-3  # the grid's own resolution
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_joint_law_of_three_tokens(is_sampled: bool) -> None:
+    """Chi-square over all triples: a Markov target, drafts of two tokens, 50,000 draws."""
+    rng = np.random.default_rng(1)
+    target_VV, proposal_VV = random_probs(rng, VOCAB), random_probs(rng, VOCAB)
+    draws = 50_000
+    counts: dict[tuple[int, ...], int] = dict.fromkeys(itertools.product(range(VOCAB), repeat=3), 0)
+    for number in range(draws):
+        uniforms = np.random.default_rng([2, number])
+        counts[_three_tokens(target_VV, proposal_VV, uniforms, is_sampled)] += 1
+    expected = {
+        (a, b, c): float(target_VV[0, a] * target_VV[a, b] * target_VV[b, c]) for a, b, c in counts
+    }
+    # merge the rare triples, as the chi-square approximation wants
+    common = [key for key, mass in expected.items() if mass * draws >= 10]
+    observed = [counts[key] for key in common]
+    wanted = [expected[key] * draws for key in common]
+    rest = draws - sum(observed)
+    observed.append(rest)
+    wanted.append(draws - sum(wanted))
+    assert chisquare(observed, wanted).pvalue > 1e-3
+
+
+def _three_tokens(
+    target_VV: torch.Tensor,
+    proposal_VV: torch.Tensor,
+    uniforms: np.random.Generator,
+    is_sampled: bool,
+) -> tuple[int, ...]:
+    """Decode three tokens from state 0 with drafts of two."""
+    tokens: list[int] = [0]
+    while len(tokens) < 4:
+        draft: list[int] = []
+        for _ in range(2):
+            last = (tokens + draft)[-1]
+            row_V = proposal_VV[last]
+            draft.append(pick(row_V, uniforms.random()) if is_sampled else int(row_V.argmax()))
+        prefix = [tokens[-1], *draft]
+        if is_sampled:
+            emitted = accept_sampled(
+                draft,
+                torch.stack([proposal_VV[token] for token in prefix[:-1]]),
+                lambda row, prefix=prefix: target_VV[prefix[row]],  # type: ignore[misc]
+                uniforms.random,
+            )
+        else:
+            emitted = accept_while_equal(
+                draft,
+                lambda row, prefix=prefix: pick(target_VV[prefix[row]], uniforms.random()),  # type: ignore[misc]
+            )
+        tokens.extend(emitted)
+    return tuple(tokens[1:4])
+
+
+def test_dropping_a_sampled_draft_after_looking_is_caught() -> None:
+    """The second silent breakage: the same chi-square fails when looked-at tokens are dropped."""
+    rng = np.random.default_rng(3)
+    probs_V = random_probs(rng)
+    counts = np.zeros(VOCAB)
+    for number in range(20_000):
+        uniforms = np.random.default_rng([4, number])
+        token = pick(probs_V, uniforms.random())  # drafter and target agree
+        if token == int(probs_V.argmax()):  # a policy that looks, and drops what it does not like
+            token = pick(probs_V, uniforms.random())
+        counts[token] += 1
+    assert chisquare(counts, probs_V.numpy() * 20_000).pvalue < 1e-6
+
+
+def test_accept_while_equal_stops_at_the_first_difference() -> None:
+    assert accept_while_equal([4, 5, 6], [4, 5, 9, 7].__getitem__) == (4, 5, 9)
+    assert accept_while_equal([4, 5], [4, 5, 6].__getitem__) == (4, 5, 6)
+    assert accept_while_equal([], [3].__getitem__) == (3,)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0.5},
+        {"top_k": 3},
+        {"top_p": 0.7},
+        {"min_p": 0.3},
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 1.0},
+        {"frequency_penalty": 0.8},
+        {"logit_bias": {2: 3.0}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_sampler_follows_a_plain_restatement(changes: dict[str, object]) -> None:
+    """Chi-square of the sampler against the parameter's definition written out longhand."""
+    values = {"temperature": 1.0, **changes}
+    sampling = SamplingParams(**values)  # type: ignore[arg-type]
+    logits = np.array([1.2, 0.3, -0.4, 0.9, -1.0], dtype=np.float32)
+    prompt, output = np.array([4], np.int32), np.array([0, 0, 3], np.int32)
+    expected = _longhand(logits.astype(np.float64), sampling, prompt, output)
+    distribution = RowDistribution(sampling, prompt, (), VOCAB)
+    probs_V = distribution.probs(torch.from_numpy(logits), output)
+    np.testing.assert_allclose(probs_V.numpy(), expected, atol=1e-7)
+    draws = seeded_generator(5).random(50_000)
+    counts = np.bincount([pick(probs_V, uniform) for uniform in draws], minlength=VOCAB)
+    kept = expected > 0
+    assert counts[~kept].sum() == 0
+    assert chisquare(counts[kept], expected[kept] * len(draws)).pvalue > 1e-3
+
+
+def _longhand(
+    logits: np.ndarray, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray
+) -> np.ndarray:
+    """Each parameter as its documentation states it, one token at a time."""
+    for token in range(VOCAB):
+        logits[token] += sampling.logit_bias.get(token, 0.0)
+        times = int((output == token).sum())
+        if times or token in prompt:
+            penalty = sampling.repetition_penalty
+            logits[token] = (
+                logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+            )
+        logits[token] -= sampling.frequency_penalty * times
+        logits[token] -= sampling.presence_penalty * (times > 0)
+    probs = np.exp(logits / sampling.temperature)
+    probs /= probs.sum()
+    probs[probs < sampling.min_p * probs.max()] = 0
+    order = np.argsort(-probs)
+    if sampling.top_k > 0:
+        probs[order[sampling.top_k :]] = 0
+    probs /= probs.sum()
+    if sampling.top_p < 1:
+        before = np.cumsum(probs[order]) - probs[order]
+        probs[order[before >= sampling.top_p]] = 0
+    result: np.ndarray = probs / probs.sum()
+    return result
+
+
+def test_penalties_see_the_draft_before_each_row() -> None:
+    """Case S04: row i is penalised for the draft tokens before it."""
+    sampling = SamplingParams(frequency_penalty=2.0)
+    distribution = RowDistribution(sampling, np.array([1], np.int32), (), VOCAB)
+    logits_V = torch.tensor([0.0, 3.0, 0.0, 0.0, 0.0])
+    output = np.array([1, 1], np.int32)
+    assert float(distribution.logits(logits_V, output[:1])[1]) == 1.0
+    assert float(distribution.logits(logits_V, output)[1]) == -1.0
+    assert float(logits_V[1]) == 3.0, "the engine's logits are left alone"
+
+
+def test_min_tokens_masks_the_right_rows() -> None:
+    """Case T09: EOS is masked at row i iff fewer than min_tokens stand before it."""
+    sampling = SamplingParams(min_tokens=2)
+    distribution = RowDistribution(sampling, np.array([1], np.int32), (0,), VOCAB)
+    logits_V = torch.zeros(VOCAB)
+    for num_output in range(4):
+        row_V = distribution.logits(logits_V, np.ones(num_output, np.int32))
+        assert bool(torch.isinf(row_V[0])) == (num_output < 2)
+
+
+def test_the_random_number_belongs_to_the_position() -> None:
+    first, second = RandomStream(7), RandomStream(7)
+    forwards = [first.uniform(position) for position in range(200)]
+    backwards = [second.uniform(position) for position in reversed(range(200))]
+    assert forwards == backwards[::-1]
+    assert RandomStream(8).uniform(0) != forwards[0]
+    assert RandomStream(None).uniform(0) != RandomStream(None).uniform(0)
+
+
+def test_pick_never_returns_an_impossible_token() -> None:
+    probs_V = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0], dtype=torch.float64)
+    assert pick(probs_V, 0.0) == 1
+    assert pick(probs_V, 0.5) == 3
+    assert pick(probs_V, np.nextafter(1.0, 0.0)) == 3
