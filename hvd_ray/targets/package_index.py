@@ -24,27 +24,13 @@ import httpx
 from hvd_ray.errors import UserError
 from hvd_ray.home import ensure_dir
 from hvd_ray.targets.download import accept, download
+from hvd_ray.targets.pinned_file import PinnedFile
 from hvd_ray.targets.progress import FetchProgress
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
 _CONNECT_TIMEOUT_S = 15.0
 _READ_TIMEOUT_S = 60.0
 _CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
-
-
-@dataclass(frozen=True)
-class PinnedFile:
-    """One file of one release, known by its content."""
-
-    project: str
-    version: str
-    filename: str
-    sha256: str
-    num_bytes: int
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.project}=={self.version}"
 
 
 @dataclass(frozen=True)
