@@ -27,6 +27,16 @@ def labels_of(rows: Sequence[Row]) -> list[str]:
     return [arm_label(row) if is_mixed else row.system for row in rows]
 
 
+def exactness_notes(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Say so where float32 outputs differ: there they must be the same, to the last token."""
+    return tuple(
+        f"NOT EXACT: {len(row.differences)} of {row.prompts} outputs of {arm_label(row)} on "
+        f"{row.workload} differ from greedy in float32; this is a fault of the decoder."
+        for row in rows
+        if row.dtype == "float32" and row.differences
+    )
+
+
 def slowdown_notes(rows: Iterable[Row]) -> tuple[str, ...]:
     """One plain line for each system that is slower than plain decoding somewhere.
 

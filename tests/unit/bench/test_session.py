@@ -1,0 +1,165 @@
+"""A whole run on the toy engine, and what is refused before the target is even loaded."""
+
+import json
+
+import pytest
+
+from hvd_ray.bench.session import BenchOptions, run_bench
+from hvd_ray.config import Config
+from hvd_ray.engines.toy import ToyCodec, ToyEngine
+from hvd_ray.errors import UserError
+from hvd_ray.systems import SYSTEMS
+
+
+class Silent:
+    def __init__(self):
+        self.stages, self.expected, self.done = [], 0, 0
+
+    def stage(self, text):
+        self.stages.append(text)
+
+    def expect(self, num_requests):
+        self.expected = num_requests
+
+    def advance(self, text):  # noqa: ARG002
+        self.done += 1
+
+
+class Promise:
+    def expected_length(self, draft, context):  # noqa: ARG002
+        return 100.0
+
+
+def _toy(config):  # noqa: ARG001
+    return ToyEngine(), ToyCodec()
+
+
+def _never(*_):
+    raise AssertionError("the target was loaded")
+
+
+def _run(options, *, load_engine=_toy, load_estimator=lambda *_: Promise(), progress=None):
+    return run_bench(
+        options,
+        Config(),
+        progress=progress or Silent(),
+        load_engine=load_engine,
+        load_estimator=load_estimator,
+        provenance={"commit": "abc"},
+    )
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    rows = [
+        {"id": f"{workload}-{split}-{text}", "prompt": text, "split": split, "workload": workload}
+        for workload in ("one", "two")
+        for split, text in (("train", "qabcde"), ("test", "rabcde"), ("test", "bcdef"))
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_run_gives_a_row_for_each_workload_system_and_cache_state(prompt_file):
+    progress = Silent()
+    options = BenchOptions(prompt_files=(prompt_file,), max_tokens=20, cache="both")
+    result = _run(options, progress=progress)
+    assert progress.done == progress.expected == 2 * 2 * (2 + 4 * 2) + 2
+    seen = {(row.workload, row.system, row.cache) for row in result.rows}
+    assert len(result.rows) == len(seen) == 2 * (2 + 4 * 2)
+    assert ("one", "suffix", "warm") in seen
+    assert {row.system for row in result.aggregate} == set(SYSTEMS)
+    assert all(row.identical_to_greedy == 1 for row in result.rows)
+    assert all(row.prompts == 2 for row in result.rows)
+    assert result.provenance["commit"] == "abc"
+    assert result.provenance["filling_prompts"] == {"one": 1, "two": 1}
+
+
+def test_the_limit_counts_prompts_of_each_workload(prompt_file):
+    result = _run(BenchOptions(prompt_files=(prompt_file,), max_tokens=5, limit=1))
+    assert all(row.prompts == 1 for row in result.rows)
+    assert {row.workload for row in result.rows} == {"one", "two"}
+
+
+def test_without_a_predictor_its_systems_are_left_out_and_that_is_said(prompt_file):
+    options = BenchOptions(prompt_files=(prompt_file,), max_tokens=5)
+    result = _run(options, load_estimator=None)
+    assert {row.system for row in result.rows} == set(SYSTEMS) - {"hvd_tau"}
+    assert any("hvd_tau left out" in note for note in result.notes)
+
+
+def test_asking_for_a_system_whose_predictor_is_missing_is_refused(prompt_file):
+    options = BenchOptions(prompt_files=(prompt_file,), systems=("hvd_tau",))
+    with pytest.raises(UserError, match="hvd train"):
+        _run(options, load_engine=_never, load_estimator=None)
+
+
+def test_a_float32_output_that_differs_is_called_a_fault(prompt_file):
+    """The toy engine is float32: a system with another target must not pass unnoticed."""
+    from hvd_ray.bench import session
+
+    real = session.build_decoder
+
+    def build_decoder(system, *, engine, **rest):
+        return real(system, engine=ToyEngine(seed=7) if system == "ngram" else engine, **rest)
+
+    options = BenchOptions(
+        prompt_files=(prompt_file,), systems=("ngram", "suffix"), max_tokens=20, limit=1
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "build_decoder", build_decoder)
+        result = _run(options)
+    faults = [note for note in result.notes if note.startswith("NOT EXACT")]
+    assert len(faults) == 2
+    assert all("ngram" in fault for fault in faults)
+
+
+def test_the_shipped_workloads_are_the_default():
+    assert {prompt.workload for prompt in BenchOptions().load()} >= {"doc_edit", "open_chat"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"limit": 0}, "--limit must be 1 or more, got 0"),
+        ({"max_tokens": 0}, "--max-tokens must be 1 or more, got 0"),
+        ({"temperature": -1.0}, "--temperature must be 0 or more"),
+        ({"temperature": float("nan")}, "--temperature must be 0 or more"),
+        ({"cache": "lukewarm"}, "--cache must be one of cold, warm, both"),
+        ({"engine": "vllm"}, "not supported: engine 'vllm'"),
+        ({"systems": ("warp",)}, r"'warp'.*greedy, ngram"),
+        ({"workloads": ("doc_edit",), "prompt_files": ("p",)}, "not both"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused_in_one_line(flags, message):
+    with pytest.raises(UserError, match=message) as caught:
+        BenchOptions(**flags)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"workloads": ("nonsense",)}, r"'nonsense'.*doc_edit"),
+        ({"systems": ()}, "no system"),
+        ({"systems": ("suffix", "suffix")}, "named twice"),
+    ],
+)
+def test_nothing_is_loaded_for_a_request_that_cannot_be_met(flags, message):
+    with pytest.raises(UserError, match=message):
+        _run(BenchOptions(**flags), load_engine=_never)
+
+
+def test_a_bad_prompt_is_named_by_file_and_line(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "abc"}\n{"prompt": ""}\n')
+    with pytest.raises(UserError, match=r"prompts\.jsonl:2.*empty"):
+        _run(BenchOptions(prompt_files=(path,)), load_engine=_never)
+
+
+def test_a_prompt_over_the_context_stops_the_run_before_it_starts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "abc" * 400}) + "\n")
+    with pytest.raises(UserError, match=r"prompts\.jsonl:1.*1200 tokens"):
+        _run(BenchOptions(prompt_files=(path,)))
