@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -96,14 +96,24 @@ _USED_BY: dict[str, tuple[str, ...]] = {
 }
 
 
-def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    policies: Collection[str] | None = None,
+) -> Config:
     """Read a YAML file, apply `section.key=value` overrides and validate the whole.
+
+    Args:
+        path: the file; None: the defaults.
+        overrides: applied in order, the last one wins.
+        policies: those that will run where a command chooses them itself; None: `policy.name`.
 
     Raises:
         UserError: the file is absent or no mapping, a key is unknown, a value is out of range.
 
     Warns:
-        UserWarning: a setting was given that the chosen policy does not use.
+        UserWarning: a setting was given that no policy uses that will run.
     """
     tree = _read_yaml(path) if path else {}
     for override in overrides:
@@ -112,7 +122,7 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise UserError(_one_line(error)) from None
-    _warn_of_idle_settings(tree, config.policy.name)
+    _warn_of_idle_settings(tree, config.policy.name, policies)
     return config
 
 
@@ -155,9 +165,19 @@ def _one_line(error: ValidationError) -> str:
     return f"setting {key}: {first['msg']}, got {first['input']!r}"
 
 
-def _warn_of_idle_settings(tree: dict[str, Any], policy: str) -> None:
+def _warn_of_idle_settings(
+    tree: dict[str, Any], name: str, policies: Collection[str] | None
+) -> None:
     given = tree.get("policy") or {}
-    for key, users in _USED_BY.items():
-        if key.removeprefix("policy.") in given and policy not in users:
-            message = f"setting {key} has no effect with policy.name={policy}"
-            warnings.warn(message, UserWarning, stacklevel=3)
+    running = (name,) if policies is None else policies
+    idle = [
+        key
+        for key, users in _USED_BY.items()
+        if key.removeprefix("policy.") in given and not set(users) & set(running)
+    ]
+    if policies is not None and "name" in given:
+        idle.append("policy.name")
+    reason = f"policy.name={name}" if policies is None else ", ".join(policies)
+    for key in idle:
+        message = f"setting {key} has no effect with {reason}"
+        warnings.warn(message, UserWarning, stacklevel=3)

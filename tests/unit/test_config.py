@@ -50,3 +50,13 @@ def test_a_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
 def test_a_setting_without_effect_warns() -> None:
     with pytest.warns(UserWarning, match=r"policy\.tau has no effect with policy\.name=suffix"):
         load_config(None, ["policy.name=suffix", "policy.tau=3"])
+
+
+def test_a_setting_of_any_policy_that_runs_has_its_effect(recwarn: pytest.WarningsRecorder) -> None:
+    load_config(None, ["policy.tau=3", "policy.min_match=4"], policies=["hvd_tau", "rule_match"])
+    assert not recwarn.list
+
+
+def test_a_policy_name_warns_where_the_command_chooses_the_policies() -> None:
+    with pytest.warns(UserWarning, match=r"policy\.name has no effect with greedy, suffix"):
+        load_config(None, ["policy.name=ngram"], policies=["greedy", "suffix"])
