@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -115,11 +116,13 @@ def _room() -> Iterator[Finding]:
 
 def _home_writable() -> Iterator[Finding]:
     home = hvd_home()
-    if os.access(_existing_part(home), os.W_OK | os.X_OK):
-        yield Finding("HVD_HOME", "ok", str(home))
-    else:
+    try:
+        tempfile.TemporaryFile(dir=_existing_part(home)).close()
+    except OSError as error:
         remedy = "export HVD_HOME=/a/folder/of/yours"
-        yield Finding("HVD_HOME", "fail", f"{home} cannot be written", remedy)
+        yield Finding("HVD_HOME", "fail", f"{home} cannot be written: {error.strerror}", remedy)
+    else:
+        yield Finding("HVD_HOME", "ok", str(home))
 
 
 def _default_model() -> Iterator[Finding]:

@@ -63,7 +63,8 @@ class _TerminalProgress:
 
     def stage(self, text: str, *, total: int | None = None) -> None:
         description = f"{self._name}: {text}"
-        self._bars.reset(self._task, total=total, description=description)
+        self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(description, total=total)
         if not self._bars.console.is_terminal:
             self._bars.console.print(description)
 
