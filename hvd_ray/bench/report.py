@@ -151,7 +151,13 @@ def title(result: BenchResult) -> str:
     row = result.rows[0]
     caches = " and ".join(sorted({row.cache for row in result.rows} - {"none"}))
     state = f", {caches} cache" if caches else ""
-    return f"{result.provenance.get('model', 'target')}, {row.dtype}, {row.engine} engine{state}"
+    return f"{_model(result)}, {row.dtype}, {row.engine} engine{state}"
+
+
+def _model(result: BenchResult) -> str:
+    """The target's name; of a folder, the last part: results travel, paths do not."""
+    config = result.provenance.get("config") or {}
+    return str(config.get("model", "target")).rstrip("/").rpartition("/")[2]
 
 
 def _matrix(rows: Sequence[Row], cell: Cell) -> str:
@@ -200,8 +206,20 @@ def exactness_line(result: BenchResult) -> str:
 def provenance_line(result: BenchResult) -> str:
     """Where the figures come from, in one line."""
     known = result.provenance
-    names = ("command", "commit", "created_at", "cpu", "num_threads", "workload_hash", "cache")
-    parts = [f"{name} {known[name]}" for name in names if known.get(name) not in (None, "")]
+    commit = str(known.get("commit", "unknown"))[:12] + (
+        "+changes" if known.get("is_dirty") else ""
+    )
+    prompts = str(known.get("workload_hash", ""))[:12]
+    facts = {
+        "command": f"`{known['command']}`" if known.get("command") else None,
+        "commit": commit,
+        "date": str(known.get("created_at", ""))[:10],
+        "machine": known.get("cpu"),
+        "threads": known.get("torch_threads"),
+        "load before": known.get("load_average"),
+        "prompts sha256": prompts,
+    }
+    parts = [f"{name} {value}" for name, value in facts.items() if value not in (None, "")]
     units = sorted({row.ci_unit for row in result.rows})
     parts.append(f"intervals: paired bootstrap over {' or '.join(f'{u}s' for u in units)}")
     return "; ".join(parts)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Literal
 
 from hvd_ray.bench.stats import Unit
@@ -135,6 +136,22 @@ class BenchResult:
         text = json.dumps(self.as_json(), indent=2, allow_nan=False)
         with atomic_path(path) as draft:
             draft.write_text(text + "\n", encoding="utf-8")
+
+
+def check_writable(path: Path) -> None:
+    """See now, not after an hour of measuring, that a file can be written; leaves nothing behind.
+
+    Raises:
+        UserError: it cannot, or a folder stands there.
+    """
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder; give the name of a file in it")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        with NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror} ({folder})") from None
 
 
 def read_result(path: Path) -> BenchResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -19,6 +19,7 @@ from hvd_ray.decode import Decoder
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.payoff.policy import PayoffEstimator
+from hvd_ray.provenance import provenance
 from hvd_ray.systems import NEEDS_PREDICTOR, SYSTEMS, build_decoder, check_system
 from hvd_ray.text import TextCodec
 
@@ -103,7 +104,7 @@ def run_bench(
     progress: Progress,
     load_engine: EngineLoader,
     load_estimator: EstimatorLoader | None,
-    provenance: Mapping[str, Any],
+    facts: Mapping[str, Any] | None = None,
 ) -> BenchResult:
     """Measure and summarise.
 
@@ -113,7 +114,7 @@ def run_bench(
         progress: hears the stages and requests.
         load_engine: of the target; called once the prompts are known to be good.
         load_estimator: of the payoff; None where no predictor is registered.
-        provenance: joined by what this run knows of itself.
+        facts: for the provenance, what the caller knows besides: checkpoint, predictor.
 
     Raises:
         UserError: something asked for cannot be had; nothing was measured then.
@@ -139,14 +140,20 @@ def run_bench(
     progress.stage("warming up")
     progress.expect(plan.num_requests)
     samples = measure(plan, build=build, on_request=progress.advance)
-    facts = {
-        "model": config.model,
-        "workload_hash": workload_hash(chosen),
-        "filling_prompts": {workload: len(asked) for workload, asked in filling.items()},
-        "warm_up": "one short request a system, one pass of each number of rows; not counted",
-        "load_average": round(load_average, 2),
-    }
-    return summarise(samples, engine, config, notes=notes, provenance={**provenance, **facts})
+    about = provenance(
+        config=config,
+        workload_hash=workload_hash(chosen),
+        options=_plain(options),
+        filling_prompts={workload: len(asked) for workload, asked in filling.items()},
+        warm_up="one short request a system, one pass of each number of rows; not counted",
+        load_average=round(load_average, 2),
+        **(facts or {}),
+    )
+    return summarise(samples, engine, config, notes=notes, about=about)
+
+
+def _plain(options: BenchOptions) -> dict[str, Any]:
+    return asdict(options) | {"prompt_files": [str(path) for path in options.prompt_files]}
 
 
 def _choose_prompts(
@@ -167,7 +174,7 @@ def summarise(
     config: Config,
     *,
     notes: Sequence[str],
-    provenance: Mapping[str, Any],
+    about: Mapping[str, Any],
 ) -> BenchResult:
     """The rows of a run and the plain words on them."""
     target = engine.capabilities
@@ -175,7 +182,7 @@ def summarise(
     rows = tuple(workload_rows(samples, **labels, seed=config.seed))
     aggregate = tuple(aggregate_rows(samples, **labels, seed=config.seed))
     spoken = (*notes, *exactness_notes(rows), *slowdown_notes(rows))
-    return BenchResult(provenance, spoken, rows, aggregate)
+    return BenchResult(about, spoken, rows, aggregate)
 
 
 def _affordable(

@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from hvd_ray.bench.cells import Arm, Sample, aggregate_rows, workload_rows
-from hvd_ray.bench.result import DEFINITIONS, BenchResult, Difference, Row, read_result
+from hvd_ray.bench.result import (
+    DEFINITIONS,
+    BenchResult,
+    Difference,
+    Row,
+    check_writable,
+    read_result,
+)
 from hvd_ray.errors import UserError
 from hvd_ray.types import Completion, Request, SamplingParams, Source, Step
 
@@ -237,4 +244,16 @@ def test_a_result_that_cannot_be_written_leaves_nothing(sample, tmp_path):
     bad = replace(_result(sample), provenance={"value": float("nan")})
     with pytest.raises(ValueError, match="JSON"):
         bad.write(tmp_path / "r.json")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["file.txt/result.json", "."])
+def test_a_place_that_cannot_be_written_is_found_before_measuring(tmp_path, place):
+    (tmp_path / "file.txt").write_text("a file, no folder")
+    with pytest.raises(UserError, match="cannot write"):
+        check_writable(tmp_path / place)
+
+
+def test_looking_whether_a_place_can_be_written_leaves_nothing(tmp_path):
+    check_writable(tmp_path / "deep" / "er" / "result.json")
     assert not list(tmp_path.iterdir())

@@ -63,7 +63,11 @@ def _row(system, *, workload="doc_edit", cache="cold", speedup=1.5, ci=(1.25, 1.
 def result():
     rows = tuple(_row(s, workload=w) for w in WORKLOADS for s in SYSTEMS)
     aggregate = tuple(_row(s, workload="all", speedup=1.44) for s in SYSTEMS)
-    provenance = {"model": "smollm2-135m", "commit": "c0ffee", "command": "hvd bench"}
+    provenance = {
+        "config": {"model": "smollm2-135m"},
+        "commit": "c0ffee",
+        "command": "hvd bench",
+    }
     return BenchResult(provenance, ("hvd_tau was left out.",), rows, aggregate)
 
 

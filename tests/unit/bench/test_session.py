@@ -45,7 +45,7 @@ def _run(options, *, load_engine=_toy, load_estimator=lambda *_: Promise(), prog
         progress=progress or Silent(),
         load_engine=load_engine,
         load_estimator=load_estimator,
-        provenance={"commit": "abc"},
+        facts={"model_fingerprint": "abc"},
     )
 
 
@@ -72,7 +72,9 @@ def test_a_run_gives_a_row_for_each_workload_system_and_cache_state(prompt_file)
     assert {row.system for row in result.aggregate} == set(SYSTEMS)
     assert all(row.identical_to_greedy == 1 for row in result.rows)
     assert all(row.prompts == 2 for row in result.rows)
-    assert result.provenance["commit"] == "abc"
+    assert result.provenance["model_fingerprint"] == "abc"
+    assert len(result.provenance["workload_hash"]) == 64
+    assert json.dumps(result.as_json(), allow_nan=False)
     assert result.provenance["filling_prompts"] == {"one": 1, "two": 1}
 
 
