@@ -17,6 +17,7 @@ from hvd_ray.ending import Ending, Trimmed
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.policy import Candidates, Policy
+from hvd_ray.randomness import RandomStream, seeded_generator
 from hvd_ray.text import TextCodec
 from hvd_ray.types import (
     NO_DRAFT,
@@ -33,7 +34,7 @@ from hvd_ray.types import (
     room_left,
 )
 from hvd_ray.verify.exact import FullVerifier, Verifier, VerifyState
-from hvd_ray.verify.sampling import RandomStream, RowDistribution, seeded_generator
+from hvd_ray.verify.sampling import RowDistribution
 
 
 @dataclass(slots=True)

@@ -18,8 +18,9 @@ import torch
 
 from hvd_ray.context import DecodeContext
 from hvd_ray.engines.base import Engine, KVCache
+from hvd_ray.randomness import RandomStream, pick
 from hvd_ray.types import Draft, Int32Array, Verdict
-from hvd_ray.verify.sampling import RandomStream, RowDistribution, pick, token_logprobs
+from hvd_ray.verify.sampling import RowDistribution, token_logprobs
 
 # Shapes: T = K + 1 verified rows, K draft length, V vocabulary.
 

@@ -14,7 +14,17 @@ PACKAGE = Path(__file__).parents[2] / "hvd_ray"
 
 # From the bottom up; a unit (module or package of hvd_ray) may import its own layer and those
 # below. Within a layer there may be no circle.
-_NOUNS = {"errors", "home", "types", "config", "context", "text", "ending", "provenance"}
+_NOUNS = {
+    "errors",
+    "home",
+    "types",
+    "config",
+    "context",
+    "text",
+    "ending",
+    "provenance",
+    "randomness",
+}
 _MODELS = {"targets", "fetch"}
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("nouns", frozenset(_NOUNS | _MODELS)),

@@ -9,9 +9,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from hvd_ray.randomness import RandomStream, pick, seeded_generator
 from hvd_ray.types import SamplingParams
 from hvd_ray.verify.exact import accept_sampled, accept_while_equal
-from hvd_ray.verify.sampling import RandomStream, RowDistribution, pick, seeded_generator
+from hvd_ray.verify.sampling import RowDistribution
 
 VOCAB = 5
 

@@ -1,0 +1,91 @@
+"""The default model in float32: over 2,000 greedy tokens, every system, 0 differing tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_ray.bench.workloads import Prompt, load_shipped, shipped_workloads
+from hvd_ray.config import Config
+from hvd_ray.decode import Decoder
+from hvd_ray.engines.torch_engine import TorchEngine
+from hvd_ray.systems import SYSTEMS, build_decoder
+from hvd_ray.text import HFTextCodec
+from hvd_ray.types import Completion, Request, SamplingParams
+from tests.property.toy_requests import ScoreAsPayoff
+
+NUM_PROMPTS = 20
+MAX_TOKENS = 110
+SAMPLED = {"open_chat": 0.7}
+"""Sampled with a seed: the same tokens all the same, since the random number belongs to the
+position."""
+
+
+@pytest.fixture(scope="module")
+def engine(default_model_path: Path) -> TorchEngine:
+    return TorchEngine.load(default_model_path, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def codec(default_model_path: Path) -> HFTextCodec:
+    return HFTextCodec(default_model_path)
+
+
+@pytest.fixture(scope="module")
+def requests(codec: HFTextCodec) -> list[Request]:
+    """The shortest prompts of every shipped workload, so that the time goes into decoding."""
+    chosen: list[Request] = []
+    per_workload = -(-NUM_PROMPTS // len(shipped_workloads()))
+    for name in shipped_workloads():
+        encoded = [_request(prompt, codec) for prompt in load_shipped([name]).prompts]
+        chosen += sorted(encoded, key=lambda request: len(request.prompt_token_ids))[:per_workload]
+    return chosen
+
+
+def _request(prompt: Prompt, codec: HFTextCodec) -> Request:
+    messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
+    sampling = SamplingParams(
+        temperature=SAMPLED.get(prompt.workload, 0.0), max_tokens=MAX_TOKENS, seed=1
+    )
+    return Request(f"{prompt.workload}-{prompt.id}", tuple(codec.encode_chat(messages)), sampling)
+
+
+@pytest.fixture(scope="module")
+def plain(engine: TorchEngine, codec: HFTextCodec, requests: list[Request]) -> list[Completion]:
+    decoder = _decoder("greedy", engine, codec)
+    return [decoder.generate(request) for request in requests]
+
+
+def _decoder(system: str, engine: TorchEngine, codec: HFTextCodec) -> Decoder:
+    config = Config.model_validate({"policy": {"tau": 2.0}})
+    estimator = ScoreAsPayoff()
+    return build_decoder(system, engine=engine, codec=codec, config=config, estimator=estimator)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("system", [name for name in SYSTEMS if name != "greedy"])
+def test_identical_to_plain_decoding(
+    system: str,
+    engine: TorchEngine,
+    codec: HFTextCodec,
+    requests: list[Request],
+    plain: list[Completion],
+) -> None:
+    decoder = _decoder(system, engine, codec)
+    drafted = 0
+    for request, wanted in zip(requests, plain, strict=True):
+        got = decoder.generate(request)
+        assert got.token_ids == wanted.token_ids, request.request_id
+        assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason)
+        drafted += sum(step.drafted for step in got.steps)
+    assert drafted > 100, "a comparison without drafts compares nothing"
+
+
+@pytest.mark.model
+def test_the_comparison_is_large_enough(plain: list[Completion]) -> None:
+    greedy = [c for c in plain if not c.request_id.startswith(tuple(SAMPLED))]
+    assert len(plain) >= NUM_PROMPTS
+    assert sum(len(completion.token_ids) for completion in greedy) >= 1500
+    assert sum(len(completion.token_ids) for completion in plain) >= 2000
