@@ -295,7 +295,8 @@ def rope_frequencies(config: Eagle3Config) -> Tensor:
     turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequency * (kept + (1 - kept) / factor)
+    blended: Tensor = frequency * (kept + (1 - kept) / factor)
+    return blended
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

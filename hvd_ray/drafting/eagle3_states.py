@@ -10,7 +10,7 @@ Shapes: T rows of a sequence, R rows from the last prompt token on, A concatenat
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ class Response:
 
     @property
     def is_held_out(self) -> bool:
-        """By prompt, so that no other sample of a held-out prompt is trained on."""
-        return zlib.crc32(self.prompt_id.encode()) % 100 < HELD_OUT_PERCENT
+        """By the prompt's tokens, so that no other sample of a held-out prompt is trained on."""
+        return zlib.crc32(repr(self.prompt_token_ids).encode()) % 100 < HELD_OUT_PERCENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,36 +53,52 @@ class ResponseStates:
         return self.final_RH.shape[0]
 
 
-def read_responses(shard: Path, *, max_prompt_tokens: int) -> list[Response]:
-    """The rows of a Parquet shard that hold two output tokens or more after a prompt that fits."""
+def read_responses(
+    shard: Path, *, max_prompt_tokens: int, with_test_split: bool = False
+) -> list[Response]:
+    """Responses of a Parquet shard, those of one prompt side by side.
+
+    Shards of `traces/` and of the drafter's own collection both do. Left out: failed rows,
+    responses under two tokens, prompts over `max_prompt_tokens` and, unless asked for (to
+    measure, never to train), rows of the `test` split.
+    """
     import pyarrow.parquet as pq
 
-    columns = [
-        "prompt_id",
-        "family",
-        "workload",
-        "temperature",
-        "prompt_token_ids",
-        "output_token_ids",
-    ]
-    rows = pq.read_table(shard, columns=columns).to_pylist()
+    with pq.ParquetFile(shard) as file:
+        columns = [name for name in _RESPONSE_COLUMNS if name in file.schema_arrow.names]
+        rows = file.read(columns=columns).to_pylist()
     responses = [
-        Response(
-            prompt_id=row["prompt_id"],
-            family=row["family"],
-            workload=row["workload"],
-            temperature=row["temperature"],
-            prompt_token_ids=tuple(row["prompt_token_ids"]),
-            output_token_ids=tuple(row["output_token_ids"]),
-        )
+        _response(row)
         for row in rows
+        if _is_usable(row, max_prompt_tokens) and (with_test_split or row.get("split") != "test")
     ]
-    usable = (
-        each
-        for each in responses
-        if len(each.output_token_ids) >= 2 and len(each.prompt_token_ids) <= max_prompt_tokens
+    return sorted(responses, key=lambda each: each.prompt_token_ids)
+
+
+_RESPONSE_COLUMNS = (
+    *("prompt_id", "family", "workload", "temperature", "sampling", "split", "error"),
+    *("prompt_token_ids", "output_token_ids"),
+)
+
+
+def _is_usable(row: Mapping[str, Any], max_prompt_tokens: int) -> bool:
+    return (
+        row.get("error") is None
+        and len(row["output_token_ids"] or ()) >= 2
+        and 1 <= len(row["prompt_token_ids"] or ()) <= max_prompt_tokens
     )
-    return sorted(usable, key=lambda each: each.prompt_token_ids)
+
+
+def _response(row: Mapping[str, Any]) -> Response:
+    sampling = row.get("sampling") or {}
+    return Response(
+        prompt_id=row["prompt_id"],
+        family=row["family"],
+        workload=row["workload"],
+        temperature=float(row.get("temperature", sampling.get("temperature", 0.0))),
+        prompt_token_ids=tuple(row["prompt_token_ids"]),
+        output_token_ids=tuple(row["output_token_ids"]),
+    )
 
 
 class TargetStates:

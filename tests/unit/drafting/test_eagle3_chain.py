@@ -103,16 +103,16 @@ def test_walk_visits_as_decoding_would() -> None:
 
 
 def test_held_out_is_decided_by_the_prompt_alone() -> None:
-    def response(prompt_id: str, temperature: float) -> Response:
+    def response(token: int, temperature: float) -> Response:
         return Response(
-            prompt_id=prompt_id,
+            prompt_id=f"{token}@{temperature}",
             family="chat",
             workload="own_chat",
             temperature=temperature,
-            prompt_token_ids=(1,),
+            prompt_token_ids=(1, token),
             output_token_ids=(2, 3),
         )
 
-    flags = {name: response(name, 0.0).is_held_out for name in map(str, range(2000))}
-    assert all(response(name, 0.7).is_held_out == flag for name, flag in flags.items())
+    flags = {token: response(token, 0.0).is_held_out for token in range(2000)}
+    assert all(response(token, 0.7).is_held_out == flag for token, flag in flags.items())
     assert 0.02 < sum(flags.values()) / len(flags) < 0.06

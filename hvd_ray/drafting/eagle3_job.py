@@ -1,0 +1,169 @@
+"""What `hvd drafter train` and `hvd drafter eval` do, from files to files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hvd_ray.drafting.eagle3 import Eagle3Head
+from hvd_ray.drafting.eagle3_checkpoint import load_head, save_head, target_shape
+from hvd_ray.drafting.eagle3_eval import DraftQuality, evaluate
+from hvd_ray.drafting.eagle3_init import (
+    config_for_target,
+    draft_vocabulary,
+    weights_from_target,
+)
+from hvd_ray.drafting.eagle3_states import Response, StateCache, TargetStates, read_responses
+from hvd_ray.drafting.eagle3_training import LogMetrics, TrainConfig, Trainer, aux_std, train
+from hvd_ray.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """Where the data and the results of a training run lie."""
+
+    target: Path
+    """A transformers folder."""
+    data: tuple[Path, ...]
+    """Folders of Parquet shards of responses."""
+    run: Path
+    """Checkpoints and the finished head; a run that is there is continued."""
+    draft_vocab_size: int = 16_384
+    state_cache: Path | None = None
+    state_cache_gb: float = 0.0
+    max_prompt_tokens: int = 1200
+    init_head: Path | None = None
+    """Go on from another run's finished head instead of the target's own layers."""
+
+
+def run_training(job: TrainJob, config: TrainConfig, *, log_metrics: LogMetrics) -> Path:
+    """Train and save the head; returns its folder, `run/head`.
+
+    Raises:
+        UserError: no data, or a target or a starting head that does not fit.
+    """
+    shards = find_shards(job.data)
+    model = load_target(job.target)
+    init = None
+    if job.init_head is not None:
+        init = load_head(job.init_head, target=target_shape(model))
+    head = init or _fresh_head(job, model, shards)
+    states = TargetStates(model, aux_layer_ids=head.config.aux_layer_ids)
+    cache = StateCache(
+        job.state_cache,
+        target=states,
+        budget_gb=job.state_cache_gb,
+        max_prompt_tokens=job.max_prompt_tokens,
+    )
+    trainer = Trainer(
+        config,
+        head_config=head.config,
+        weights=head.weights,
+        aux_std_A=aux_std(cache, shards[0]),
+    )
+    quality = train(trainer, cache=cache, shards=shards, run=job.run, log_metrics=log_metrics)
+    folder = job.run / "head"
+    save_head(Eagle3Head(head.config, trainer.export()), folder)
+    (folder / "quality.json").write_text(json.dumps(quality_report(quality), indent=1) + "\n")
+    return folder
+
+
+def run_evaluation(
+    head_folder: Path,
+    *,
+    target: Path,
+    data: Sequence[Path],
+    num_steps: int = 4,
+    max_prompt_tokens: int = 4096,
+    limit: int | None = None,
+) -> dict[str, DraftQuality]:
+    """Teacher-forced draft quality on the greedy responses in `data`, by workload."""
+    model = load_target(target)
+    head = load_head(head_folder, target=target_shape(model), dtype=model.dtype)
+    states = TargetStates(model, aux_layer_ids=head.config.aux_layer_ids, max_prompt=8192)
+    responses = _greedy_responses(find_shards(data), max_prompt_tokens)[:limit]
+    return evaluate(head, map(states.states, responses), num_steps=num_steps)
+
+
+def _greedy_responses(shards: Sequence[Path], max_prompt_tokens: int) -> list[Response]:
+    return [
+        response
+        for shard in shards
+        for response in read_responses(
+            shard, max_prompt_tokens=max_prompt_tokens, with_test_split=True
+        )
+        if response.temperature == 0
+    ]
+
+
+def quality_report(quality: Mapping[str, DraftQuality]) -> dict[str, Any]:
+    """Plain numbers for JSON, by workload."""
+    return {
+        name: {
+            "emitted_per_pass": round(each.emitted_per_pass, 4),
+            "tokens": each.tokens,
+            "accuracy_by_position": [round(value, 4) for value in each.accuracy_by_position],
+            "acceptance_by_position": [round(value, 4) for value in each.acceptance_by_position],
+        }
+        for name, each in sorted(quality.items())
+    }
+
+
+def find_shards(folders: Sequence[Path]) -> list[Path]:
+    """The Parquet shards under `folders`, in order of name.
+
+    Raises:
+        UserError: a folder holds none.
+    """
+    shards: list[Path] = []
+    for folder in folders:
+        found = sorted(folder.glob("*.parquet")) or sorted(folder.glob("traces/*.parquet"))
+        if not found:
+            raise UserError(f"{folder} holds no responses: expected *.parquet")
+        shards += found
+    return shards
+
+
+def load_target(folder: Path) -> Any:
+    """The target in bfloat16, ready to be read."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.bfloat16).eval()
+
+
+def _fresh_head(job: TrainJob, model: Any, shards: Sequence[Path]) -> Eagle3Head:
+    vocabulary = _kept_vocabulary(job, model, shards)
+    config = config_for_target(model, draft_vocab_size=len(vocabulary))
+    return Eagle3Head(config, weights_from_target(model, config, vocabulary))
+
+
+def _kept_vocabulary(job: TrainJob, model: Any, shards: Sequence[Path]) -> Tensor:
+    """The draft vocabulary of this run; counted once, so that a resumed run has the same."""
+    path = job.run / "draft_vocabulary.json"
+    if path.exists():
+        return torch.tensor(json.loads(path.read_text()))
+    responses = (
+        response
+        for shard in shards
+        for response in read_responses(shard, max_prompt_tokens=job.max_prompt_tokens)
+    )
+    vocabulary = draft_vocabulary(
+        (response.output_token_ids for response in responses if not response.is_held_out),
+        size=min(job.draft_vocab_size, model.config.vocab_size),
+        vocab_size=model.config.vocab_size,
+        always=_special_tokens(model),
+    )
+    job.run.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(vocabulary.tolist()))
+    return vocabulary
+
+
+def _special_tokens(model: Any) -> list[int]:
+    end = model.config.eos_token_id
+    return [end] if isinstance(end, int) else list(end or ())
