@@ -59,11 +59,11 @@ class Sample:
 
 def workload_rows(samples: Sequence[Sample], *, engine: str, dtype: str, seed: int) -> list[Row]:
     """One row for each workload and arm, in the order in which they first appear."""
-    rows = []
-    for workload, of_workload in _grouped(samples, lambda s: s.prompt.workload).items():
-        for cell in _cells(of_workload, seed=seed):
-            rows.append(cell.row(workload, engine=engine, dtype=dtype))
-    return rows
+    return [
+        cell.row(workload, engine=engine, dtype=dtype)
+        for workload, cells in _by_workload(samples, seed=seed).items()
+        for cell in cells
+    ]
 
 
 def aggregate_rows(samples: Sequence[Sample], *, engine: str, dtype: str, seed: int) -> list[Row]:
@@ -71,11 +71,7 @@ def aggregate_rows(samples: Sequence[Sample], *, engine: str, dtype: str, seed: 
 
     Counts are sums; the speed-up is the geometric mean of the workloads', each weighing the same.
     """
-    cells = [
-        cell
-        for of_workload in _grouped(samples, lambda s: s.prompt.workload).values()
-        for cell in _cells(of_workload, seed=seed)
-    ]
+    cells = [cell for cells in _by_workload(samples, seed=seed).values() for cell in cells]
     return [
         _merged(parts).row(ALL_WORKLOADS, engine=engine, dtype=dtype)
         for parts in _grouped(cells, lambda cell: cell.arm).values()
@@ -182,17 +178,32 @@ class _Cell:
         return sum(times) / len(times) / 1000 if times else None
 
 
-def _cells(samples: Sequence[Sample], *, seed: int) -> list[_Cell]:
+def _by_workload(samples: Sequence[Sample], *, seed: int) -> dict[str, list[_Cell]]:
+    """The cells of each workload, arms in the order of the first prompt."""
+    arms = list(dict.fromkeys(sample.arm for sample in samples))
+    return {
+        workload: _cells(of_workload, arms, seed=seed)
+        for workload, of_workload in _grouped(samples, lambda s: s.prompt.workload).items()
+    }
+
+
+def _cells(samples: Sequence[Sample], arms: Sequence[Arm], *, seed: int) -> list[_Cell]:
     """The cells of one workload."""
     by_arm = _grouped(samples, lambda sample: sample.arm)
-    baseline = next(of_arm for arm, of_arm in by_arm.items() if arm.is_baseline)
+    baseline = next(by_arm[arm] for arm in arms if arm.is_baseline)
     looping = {sample.prompt.id for sample in baseline if _loops(sample)}
-    base_kept = [sample for sample in baseline if sample.prompt.id not in looping]
+
+    def without_loops(of_arm: Sequence[Sample]) -> list[Sample]:
+        return [sample for sample in of_arm if sample.prompt.id not in looping]
+
+    kept_baseline = without_loops(baseline)
     cells = []
-    for arm, of_arm in by_arm.items():
-        kept = [sample for sample in of_arm if sample.prompt.id not in looping]
-        without = _Cell(arm, kept, _Speedup.of(kept, base_kept, seed=seed), None) if kept else None
-        cells.append(_Cell(arm, of_arm, _Speedup.of(of_arm, baseline, seed=seed), without))
+    for arm in arms:
+        whole, kept = by_arm[arm], without_loops(by_arm[arm])
+        rest = None
+        if kept:
+            rest = _Cell(arm, kept, _Speedup.of(kept, kept_baseline, seed=seed), None)
+        cells.append(_Cell(arm, whole, _Speedup.of(whole, baseline, seed=seed), rest))
     return cells
 
 

@@ -64,9 +64,9 @@ def _list(places: Sequence[str]) -> str:
 
 
 def speedup_cell(row: Row) -> str:
-    """`1.52 (1.31-1.77)`; without an interval where a single prompt gives none."""
+    """`1.52 (1.31-1.77)`; without an interval where one or two prompts give none."""
     if row.ci_is_degenerate:
-        return f"{row.speedup_vs_greedy:.2f} (one)"
+        return f"{row.speedup_vs_greedy:.2f} (few)"
     return _with_interval(row.speedup_vs_greedy, row.speedup_ci)
 
 

@@ -32,7 +32,7 @@ DEFINITIONS = {
     "speedup_vs_greedy": "tokens per second / those of greedy (the target alone, at the "
     "request's own temperature), on the same prompts, interleaved prompt by prompt. Workload "
     "'all': geometric mean over workloads.",
-    "speedup_ci": "95 % interval, paired bootstrap over ci_unit. Degenerate (one unit only): "
+    "speedup_ci": "95 % interval, paired bootstrap over ci_unit. Degenerate (one or two units): "
     "both ends repeat the speed-up.",
     "emitted_per_pass": "emitted tokens / target passes; the first pass reads the prompt.",
     "mean_accepted_drafted_only": "accepted / drafted cycles, without the bonus token; cycles "

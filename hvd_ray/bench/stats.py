@@ -24,6 +24,9 @@ CONFIDENCE = 0.95
 MIN_SESSIONS = 4
 """Fewer sessions say too little of other sessions for an interval of any use."""
 
+MIN_UNITS = 3
+"""With two, Student's t would give an interval of 18 standard errors: none is more honest."""
+
 Unit = Literal["session", "prompt"]
 
 # Shapes: P prompts, C clusters (sessions), R draws of the bootstrap.
@@ -53,7 +56,7 @@ class RatioEstimate:
 
     @property
     def is_degenerate(self) -> bool:
-        """Too few sessions for any interval: `low` and `high` merely repeat the ratio."""
+        """Too few units for any interval: `low` and `high` merely repeat the ratio."""
         return self.degrees_of_freedom < 1
 
     @property
@@ -109,7 +112,7 @@ def paired_speedup(
     work_4C = _sum_by_cluster(system, baseline, clusters)
     num_clusters = work_4C.shape[1]
     log_ratio = float(_log_ratio(work_4C.sum(axis=1)))
-    if num_clusters < 2:
+    if num_clusters < MIN_UNITS:
         return RatioEstimate(log_ratio, 0.0, 0, num_clusters)
     counts_RC = _draw_counts(num_clusters, num_draws, seed)
     draws_R = _log_ratio(work_4C @ counts_RC.T)

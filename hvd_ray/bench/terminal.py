@@ -52,7 +52,7 @@ def _terminal_table(result: BenchResult) -> RenderableType:
 
 def _terminal_cells(row: Row, *, with_cache: bool) -> list[str]:
     low, high = row.speedup_ci
-    interval = "one only" if row.ci_is_degenerate else f"{low:.2f}-{high:.2f}"
+    interval = "too few" if row.ci_is_degenerate else f"{low:.2f}-{high:.2f}"
     return [
         row.system,
         *([row.cache.replace("none", "")] if with_cache else []),

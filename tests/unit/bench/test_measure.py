@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hvd_ray.bench import measure as measuring
-from hvd_ray.bench.cells import Arm
+from hvd_ray.bench.cells import Arm, workload_rows
 from hvd_ray.bench.measure import measure
 from hvd_ray.bench.plan import Sampling, ask, choose_arms, choose_filling
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
@@ -248,3 +248,10 @@ def test_a_token_of_another_vocabulary_is_refused(toy):
     prompt = replace(toy.prompt("abc"), prompt=None, prompt_token_ids=(1, 24))
     with pytest.raises(UserError, match=r"token 24.*vocabulary has 24"):
         _ask(prompt)
+
+
+def test_the_rows_keep_the_order_of_the_systems_though_the_measuring_turns(toy):
+    prompts = [toy.prompt("abc", workload="a"), toy.prompt("bcd", workload="b")]
+    samples = measure(toy.plan(prompts, systems=("suffix", "ngram")), build=toy.builder())
+    rows = workload_rows(samples, engine="toy", dtype="float32", seed=0)
+    assert [row.system for row in rows] == ["greedy", "suffix", "ngram"] * 2

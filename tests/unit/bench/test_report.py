@@ -136,10 +136,10 @@ def test_the_report_shows_each_workload_and_system_with_interval_and_per_pass(re
     assert "one pass: 50 %" in text
 
 
-def test_a_single_prompt_shows_no_interval(result):
+def test_too_few_prompts_show_no_interval(result):
     rows = (_row("greedy"), _row("suffix", ci_is_degenerate=True, ci=(1.5, 1.5)))
     text = markdown_report([replace(result, rows=rows, aggregate=rows)])
-    assert "1.50 (one)" in text
+    assert "1.50 (few)" in text
     assert "1.50-1.50" not in text
 
 

@@ -50,8 +50,9 @@ def test_fewer_tokens_are_not_a_speed_up():
     assert estimate.ratio == pytest.approx(1.0)
 
 
-def test_one_prompt_is_flagged_and_its_interval_is_a_point():
-    estimate = _speedup([1.0], [2.0])
+@pytest.mark.parametrize("num_prompts", [1, 2])
+def test_too_few_prompts_are_flagged_and_their_interval_is_a_point(num_prompts):
+    estimate = _speedup([1.0, 2.0][:num_prompts], [2.0, 4.0][:num_prompts])
     assert estimate.is_degenerate
     assert estimate.low == estimate.ratio == estimate.high == pytest.approx(2.0)
 
