@@ -32,6 +32,9 @@ def plot_speedups(result: BenchResult) -> Figure:
             [row.speedup_ci[1] - row.speedup_vs_greedy for row in of_arm],
         ]
         axes.errorbar(places, ratios, yerr=errors, fmt="o", markersize=4, capsize=2, label=arm)
+    # An interval of few prompts may reach far: it runs out of the frame, not the marks.
+    highest = max(min(row.speedup_ci[1], 2 * row.speedup_vs_greedy) for row in rows)
+    axes.set_ylim(0, 1.1 * max(1.0, highest))
     axes.set_xticks(range(len(workloads)), workloads, rotation=20, parse_math=False)
     axes.set_ylabel("speed-up against greedy")
     axes.set_title(title(result), fontsize=10, parse_math=False)

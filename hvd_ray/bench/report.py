@@ -253,6 +253,17 @@ def update_readme(
     Raises:
         UserError: the file cannot be read, or has not one pair of markers in order.
     """
+    head, tail = check_readme(readme)
+    block = markdown_report(results, heading="###", images=images)
+    _write(readme, f"{head}{BEGIN}\n{block}{END}{tail}")
+
+
+def check_readme(readme: Path) -> tuple[str, str]:
+    """What stands before and after the markers of a Markdown file.
+
+    Raises:
+        UserError: the file cannot be read, or has not one pair of markers in order.
+    """
     try:
         text = readme.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -260,9 +271,7 @@ def update_readme(
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise UserError(f"{readme}: expected one {BEGIN} and, after it, one {END}")
     head, _, rest = text.partition(BEGIN)
-    tail = rest.partition(END)[2]
-    block = markdown_report(results, heading="###", images=images)
-    _write(readme, f"{head}{BEGIN}\n{block}{END}{tail}")
+    return head, rest.partition(END)[2]
 
 
 def _write(path: Path, text: str) -> None:
