@@ -151,7 +151,7 @@ def ask(
 def _question(
     prompt: Prompt, codec: TextCodec, capabilities: EngineCapabilities, sampling: Sampling
 ) -> Question:
-    token_ids = _encode(prompt, codec)
+    token_ids = encode_prompt(prompt, codec)
     if not token_ids:
         raise UserError(f"prompt {prompt.id!r} is empty")
     if len(token_ids) >= capabilities.context_length:
@@ -168,7 +168,8 @@ def _question(
     return Question(prompt, Request(request_id, tuple(token_ids), sampling.of(prompt)))
 
 
-def _encode(prompt: Prompt, codec: TextCodec) -> Sequence[int]:
+def encode_prompt(prompt: Prompt, codec: TextCodec) -> Sequence[int]:
+    """The prompt in the target's tokens; a conversation through the chat template."""
     if prompt.prompt_token_ids is not None:
         return prompt.prompt_token_ids
     if prompt.prompt is not None:
