@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from hvd_ray.drafting.eagle3_init import (
     draft_vocabulary,
     weights_from_target,
 )
-from hvd_ray.drafting.eagle3_states import Response, StateCache, TargetStates, read_responses
+from hvd_ray.drafting.eagle3_states import (
+    Response,
+    ResponseStates,
+    StateCache,
+    TargetStates,
+    read_responses,
+)
 from hvd_ray.drafting.eagle3_training import LogMetrics, TrainConfig, Trainer, aux_std, train
 from hvd_ray.errors import UserError
 
@@ -82,13 +88,28 @@ def run_evaluation(
     num_steps: int = 4,
     max_prompt_tokens: int = 4096,
     limit: int | None = None,
+    on_response: Callable[[], None] = lambda: None,
 ) -> dict[str, DraftQuality]:
     """Teacher-forced draft quality on the greedy responses in `data`, by workload."""
     model = load_target(target)
     head = load_head(head_folder, target=target_shape(model), dtype=model.dtype)
     states = TargetStates(model, aux_layer_ids=head.config.aux_layer_ids, max_prompt=8192)
     responses = _greedy_responses(find_shards(data), max_prompt_tokens)[:limit]
-    return evaluate(head, map(states.states, responses), num_steps=num_steps)
+    return evaluate(head, _each(states, responses, on_response=on_response), num_steps=num_steps)
+
+
+def _each(
+    states: TargetStates, responses: Sequence[Response], *, on_response: Callable[[], None]
+) -> Iterator[ResponseStates]:
+    for response in responses:
+        yield states.states(response)
+        on_response()
+
+
+def set_threads(num_threads: int | None) -> None:
+    """torch's threads; None leaves its own choice."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 def _greedy_responses(shards: Sequence[Path], max_prompt_tokens: int) -> list[Response]:

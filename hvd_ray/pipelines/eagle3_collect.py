@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvd_ray.traces.loops import loop_start
+
 LOOP_CHECK_EVERY = 32
 
 
@@ -26,6 +28,7 @@ class CollectRequest:
     workload: str
     prompt_token_ids: tuple[int, ...]
     temperature: float
+    split: str = "train"
     max_tokens: int
 
 
@@ -36,13 +39,6 @@ class CollectedRow:
     request: CollectRequest
     output_token_ids: tuple[int, ...]
     finish_reason: str  # "stop", "length" or "loop" (cut where the loop began)
-
-
-def loop_start(token_ids: Sequence[int], *, stretch: int = 20, times: int = 4) -> int | None:
-    """Index where a `stretch`-token sequence begins to repeat, if it occurs `times` times."""
-    from hvd_ray.traces.loops import loop_start as shared_loop_start
-
-    return shared_loop_start(list(token_ids), stretch=stretch, times=times)
 
 
 def set_fast_cpu_defaults() -> None:
@@ -155,6 +151,7 @@ def _record(row: CollectedRow) -> dict[str, object]:
         "family": request.family,
         "workload": request.workload,
         "temperature": request.temperature,
+        "split": request.split,
         "finish_reason": row.finish_reason,
         "prompt_token_ids": list(request.prompt_token_ids),
         "output_token_ids": list(row.output_token_ids),
@@ -171,6 +168,7 @@ def _schema() -> Any:
             ("family", pa.string()),
             ("workload", pa.string()),
             ("temperature", pa.float32()),
+            ("split", pa.string()),
             ("finish_reason", pa.string()),
             ("prompt_token_ids", pa.list_(pa.int32())),
             ("output_token_ids", pa.list_(pa.int32())),
