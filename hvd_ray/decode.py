@@ -119,12 +119,13 @@ class Decoder:
     def step(self, generation: Generation) -> Trimmed:
         """One cycle: at least one token is committed."""
         candidates = self._look_up(generation)
-        decision = self.policy.decide(candidates, generation.context)
+        decision, decide_us = self._decide(generation, candidates)
         draft, draft_us = self._draft(generation, decision, candidates)
         verdict = self.verifier.verify(draft, generation.state)
         trimmed = generation.ending.trim(verdict.token_ids)
         self._commit(generation, verdict, trimmed)
         self._observe(generation, candidates, draft, verdict, trimmed)
+        draft_us += candidates.draft_us + decide_us
         self._record(generation, candidates, decision, draft, verdict, trimmed, draft_us)
         return trimmed
 
@@ -147,10 +148,16 @@ class Decoder:
         draft_us = (perf_counter() - started) * 1e6
         return Candidates(cache, model_source, context.room, draft_us)
 
+    def _decide(self, generation: Generation, candidates: Candidates) -> tuple[Decision, float]:
+        """What the policy wants verified, and what asking it took."""
+        started = perf_counter()
+        decision = self.policy.decide(candidates, generation.context)
+        return decision, (perf_counter() - started) * 1e6
+
     def _draft(
         self, generation: Generation, decision: Decision, candidates: Candidates
     ) -> tuple[Draft, float]:
-        """The draft that the policy chose, and what all drafting of this cycle took."""
+        """The draft that the policy chose, and what making it took."""
         started = perf_counter()
         draft = NO_DRAFT
         if decision.source == candidates.cache.source and decision.length > 0:
@@ -158,7 +165,7 @@ class Decoder:
         elif decision.source == candidates.model_source and self.model_drafter is not None:
             limit = min(decision.length, candidates.model_limit)
             draft = self.model_drafter.propose(generation.request.request_id, limit)
-        return draft, candidates.draft_us + (perf_counter() - started) * 1e6
+        return draft, (perf_counter() - started) * 1e6
 
     def _commit(self, generation: Generation, verdict: Verdict, trimmed: Trimmed) -> None:
         """Make the trimmed tokens the prefix; the cache keeps committed rows only.

@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import replace
+from time import sleep
 
 import pytest
 
@@ -255,3 +256,20 @@ def test_the_rows_keep_the_order_of_the_systems_though_the_measuring_turns(toy):
     samples = measure(toy.plan(prompts, systems=("suffix", "ngram")), build=toy.builder())
     rows = workload_rows(samples, engine="toy", dtype="float32", seed=0)
     assert [row.system for row in rows] == ["greedy", "suffix", "ngram"] * 2
+
+
+def test_the_time_of_a_cycles_drafting_includes_the_decision(toy, letters):
+    """Features and predictor are paid for in every cycle: a slow one must show."""
+    decoder = toy.builder()("hvd_tau")
+
+    class Slow:
+        def expected_length(self, draft, context):  # noqa: ARG002
+            sleep(0.002)
+            return 0.0
+
+    decoder.policy = replace(decoder.policy, estimator=Slow())
+    (question, *_) = toy.plan(letters[3:4]).measured["letters"]
+    steps = decoder.generate(question.request).steps
+    asked = [step for step in steps if step.cache_draft_len]
+    assert asked
+    assert all(step.draft_us > 2000 for step in asked)
