@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -84,12 +85,12 @@ class Progress(Protocol):
         """Something that takes its time begins."""
         ...
 
-    def expect(self, num_requests: int) -> None:
-        """How many requests will be measured."""
+    def expect(self, total: int) -> None:
+        """How many requests this run will ask."""
         ...
 
-    def advance(self, text: str) -> None:
-        """One request is done."""
+    def advance(self, done: int, text: str) -> None:
+        """`done` requests are answered in all."""
         ...
 
 
@@ -139,7 +140,10 @@ def run_bench(
     plan = Plan(arms, measured, filling)
     progress.stage("warming up")
     progress.expect(plan.num_requests)
-    samples = measure(plan, build=build, on_request=progress.advance)
+    num_done = count(1)
+    samples = measure(
+        plan, build=build, on_request=lambda text: progress.advance(next(num_done), text)
+    )
     about = provenance(
         config=config,
         workload_hash=workload_hash(chosen),

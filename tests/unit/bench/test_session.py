@@ -18,11 +18,12 @@ class Silent:
     def stage(self, text):
         self.stages.append(text)
 
-    def expect(self, num_requests):
-        self.expected = num_requests
+    def expect(self, total):
+        self.expected = total
 
-    def advance(self, text):  # noqa: ARG002
-        self.done += 1
+    def advance(self, done, text):  # noqa: ARG002
+        assert done == self.done + 1
+        self.done = done
 
 
 class Promise:
