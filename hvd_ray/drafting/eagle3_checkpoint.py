@@ -165,7 +165,8 @@ def _rope(folder: Path, layer: Mapping[str, Any]) -> tuple[float, Mapping[str, f
         known = ", ".join(ROPE_TYPES)
         raise UserError(f"{folder}: rotary scaling {kind!r} is not supported: expected {known}")
     theta = parameters.get("rope_theta") or layer.get("rope_theta") or 10_000.0
-    return float(theta), None if kind == "default" else dict(parameters)
+    scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
+    return float(theta), None if kind == "default" else scaling
 
 
 def _check_fit(folder: Path, config: Eagle3Config, target: TargetShape) -> None:
