@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hvd_ray.types import Draft, TokenBuffer
+from hvd_ray.types import Draft, Source, TokenBuffer
 
 HISTORY_LENGTH = 16
+NUM_RECENT_CYCLES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class DraftOutcome:
 
     draft_len: int
     accepted_len: int
+    predicted: float | None = None
+    """The payoff that was predicted, if one was, in tokens."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -28,9 +31,20 @@ class DraftOutcome:
         return self.accepted_len == self.draft_len
 
 
+@dataclass(frozen=True, slots=True)
+class CycleOutcome:
+    """What one cycle verified and brought."""
+
+    source: Source
+    drafted: int
+    accepted: int
+    emitted: int
+
+
 @dataclass(slots=True)
 class _PendingDraft:
     token_ids: tuple[int, ...]
+    predicted: float | None
     matched: int = 0
 
 
@@ -46,15 +60,17 @@ class DraftHistory:
         self.outcomes: deque[DraftOutcome] = deque(maxlen=HISTORY_LENGTH)
         self.selections: deque[bool] = deque(maxlen=HISTORY_LENGTH)
         """Whether the cache draft was chosen, for each cycle that had one to choose."""
+        self.cycles: deque[CycleOutcome] = deque(maxlen=NUM_RECENT_CYCLES)
+        """The latest cycles of this request, oldest first."""
         self.num_since_mismatch = 0
         """Committed tokens since a noted draft last differed from the target."""
         self._pending: list[_PendingDraft] = []
 
-    def note(self, draft: Draft, *, is_selected: bool) -> None:
+    def note(self, draft: Draft, *, is_selected: bool, predicted: float | None = None) -> None:
         """Remember a non-empty cache draft that starts at the current position."""
         if draft.token_ids:
             self.selections.append(is_selected)
-            self._pending.append(_PendingDraft(draft.token_ids))
+            self._pending.append(_PendingDraft(draft.token_ids, predicted))
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Score the pending drafts against newly committed tokens."""
@@ -66,13 +82,17 @@ class DraftHistory:
     def _resolves(self, pending: _PendingDraft, token: int) -> bool:
         if pending.token_ids[pending.matched] != token:
             self.num_since_mismatch = 0
-            self.outcomes.append(DraftOutcome(len(pending.token_ids), pending.matched))
+            self._resolve(pending)
             return True
         pending.matched += 1
         if pending.matched == len(pending.token_ids):
-            self.outcomes.append(DraftOutcome(pending.matched, pending.matched))
+            self._resolve(pending)
             return True
         return False
+
+    def _resolve(self, pending: _PendingDraft) -> None:
+        outcome = DraftOutcome(len(pending.token_ids), pending.matched, pending.predicted)
+        self.outcomes.append(outcome)
 
 
 @dataclass(slots=True)

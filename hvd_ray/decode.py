@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from hvd_ray.context import DecodeContext
+from hvd_ray.context import CycleOutcome, DecodeContext
 from hvd_ray.drafting.base import Drafter
 from hvd_ray.ending import Ending, Trimmed
 from hvd_ray.engines.base import Engine
@@ -124,7 +124,7 @@ class Decoder:
         verdict = self.verifier.verify(draft, generation.state)
         trimmed = generation.ending.trim(verdict.token_ids)
         self._commit(generation, verdict, trimmed)
-        self._observe(generation, candidates, draft, verdict, trimmed)
+        self._observe(generation, candidates, decision, draft, verdict, trimmed)
         draft_us += candidates.draft_us + decide_us
         self._record(generation, candidates, decision, draft, verdict, trimmed, draft_us)
         return trimmed
@@ -183,14 +183,19 @@ class Decoder:
         self,
         generation: Generation,
         candidates: Candidates,
+        decision: Decision,
         draft: Draft,
         verdict: Verdict,
         trimmed: Trimmed,
     ) -> None:
         """Tell history and drafters what was committed, and nothing else."""
+        history, emitted = generation.context.history, len(trimmed.token_ids)
         is_selected = draft.source == candidates.cache.source and len(draft) > 0
-        generation.context.history.note(candidates.cache, is_selected=is_selected)
-        generation.context.history.advance(trimmed.token_ids)
+        payoff = decision.predicted_payoff
+        history.note(candidates.cache, is_selected=is_selected, predicted=payoff)
+        history.advance(trimmed.token_ids)
+        accepted = min(verdict.accepted, emitted)
+        history.cycles.append(CycleOutcome(draft.source, len(draft), accepted, emitted))
         for drafter in self._drafters():
             drafter.observe(generation.request.request_id, trimmed.token_ids, verdict.hidden)
 

@@ -11,15 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hvd_ray.context import CycleOutcome
 from hvd_ray.drafting.base import Drafter
 from hvd_ray.payoff.cost import CostTable
+from hvd_ray.payoff.features import HIGH_PAYOFF
 from hvd_ray.payoff.policy import Candidates, Policy
 from hvd_ray.traces.schema import Trace
 from hvd_ray.traces.walk import Walk, accepted_len, walking
 from hvd_ray.types import Decision, Draft, Int32Array, Source, Step
-
-HIGH_PAYOFF = 6
-"""The accepted length from which a payoff counts as high (HVD, 2606.01019)."""
 
 
 class PayoffOutcome(NamedTuple):
@@ -30,6 +29,19 @@ class PayoffOutcome(NamedTuple):
     accepted_len: int
     """The true payoff, whether the draft was verified or not."""
     predicted: float | None
+    tau: float | None = None
+    """The threshold that the prediction was held against."""
+
+    @property
+    def is_high(self) -> bool:
+        return self.accepted_len >= HIGH_PAYOFF
+
+    @property
+    def is_called_high(self) -> bool:
+        """Whether the prediction exceeds tau or, where there is none, says high itself."""
+        if self.predicted is None:
+            return False
+        return self.predicted >= HIGH_PAYOFF if self.tau is None else self.predicted > self.tau
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +82,9 @@ class ReplaySummary:
     """Share of the cycles that verified a draft of each source, or none."""
     num_high_payoffs: int
     precision: float | None
-    """Of the payoffs predicted to be high, the share that were; None where none was."""
+    """Of the payoffs called high, the share that were; None where none was."""
     recall: float | None
-    """Of the high payoffs, the share that was predicted; None where there were none."""
+    """Of the high payoffs, the share that was called so; None where there were none."""
     cost_ms: float | None
 
     @property
@@ -114,11 +126,15 @@ def replay(
             step = _step(len(steps), position, decision, cache, draft_len, accepted, len(output))
             steps.append(step)
             if cache.token_ids:
-                predicted = decision.predicted_payoff
-                payoffs.append(PayoffOutcome(position, len(cache), payoff, predicted))
+                predicted, tau = decision.predicted_payoff, decision.tau
+                payoffs.append(PayoffOutcome(position, len(cache), payoff, predicted, tau))
             is_selected = step.drafted > 0 and step.source == cache.source
-            walk.context.history.note(cache, is_selected=is_selected)
+            history, predicted = walk.context.history, decision.predicted_payoff
+            history.note(cache, is_selected=is_selected, predicted=predicted)
             walk.commit(output[position : position + step.emitted])
+            history.cycles.append(
+                CycleOutcome(step.source, step.drafted, step.accepted, step.emitted)
+            )
     return Replay(trace.trace_id, tuple(steps), tuple(payoffs), _cost_ms(steps, costs))
 
 
@@ -137,7 +153,7 @@ def summarize(replays: Iterable[Replay]) -> ReplaySummary:
         drafted=sum(step.drafted for step in steps),
         accepted=sum(step.accepted for step in steps),
         source_share={source: count / len(steps) for source, count in cycles.items()},
-        num_high_payoffs=sum(payoff.accepted_len >= HIGH_PAYOFF for payoff in payoffs),
+        num_high_payoffs=sum(payoff.is_high for payoff in payoffs),
         precision=precision,
         recall=recall,
         cost_ms=sum(costs) if costs and len(costs) == len(runs) else None,
@@ -200,13 +216,9 @@ def _cost_ms(steps: Iterable[Step], costs: CostTable | None) -> float | None:
 def _precision_recall(payoffs: Iterable[PayoffOutcome]) -> tuple[float | None, float | None]:
     """Of high payoffs, at the visited positions where a prediction was made."""
     judged = [payoff for payoff in payoffs if payoff.predicted is not None]
-    chosen = [payoff.accepted_len >= HIGH_PAYOFF for payoff in judged if _is_chosen(payoff)]
-    found = [_is_chosen(payoff) for payoff in judged if payoff.accepted_len >= HIGH_PAYOFF]
+    chosen = [payoff.is_high for payoff in judged if payoff.is_called_high]
+    found = [payoff.is_called_high for payoff in judged if payoff.is_high]
     return _share(chosen), _share(found)
-
-
-def _is_chosen(payoff: PayoffOutcome) -> bool:
-    return payoff.predicted is not None and payoff.predicted >= HIGH_PAYOFF
 
 
 def _share(hits: list[bool]) -> float | None:
