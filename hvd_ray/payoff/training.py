@@ -1,0 +1,277 @@
+"""Learns a payoff predictor from labelled positions.
+
+The settings are the paper's (2606.01019): two hidden layers of 256, ReLU, Adam at 1e-3, 20 epochs,
+batches of 65,536, seed 42; `mlp` minimises the squared error of the accepted length. `survival`
+minimises the cross-entropy of the conditional acceptances P(accepted >= k | accepted >= k-1).
+Shapes: N positions, B batch, F features, K longest draft of a survival head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ray.errors import UserError
+from hvd_ray.payoff.dataset import Labels, LabelSet
+from hvd_ray.payoff.features import NUM_FEATURES
+from hvd_ray.payoff.network import Layer, Network, folded
+from hvd_ray.payoff.predictor import KINDS, Kind, MlpPredictor, PredictorCard
+from hvd_ray.payoff.quality import QualityRow, judged
+from hvd_ray.types import Float32Array
+
+if TYPE_CHECKING:
+    import torch
+
+NUM_SURVIVAL = 64
+"""The longest draft that a survival head knows, in tokens (papers: drafts of at most 64)."""
+
+MIN_STEPS_PER_EPOCH = 64
+"""The paper's batch supposes millions of positions; with fewer the batch shrinks to keep these."""
+MIN_BATCH = 64
+ONE_THREAD_BATCH = 4096
+"""Up to this batch a step is too short to share: on busy cores two threads took 12 times as long
+as one, waiting for each other; and the weights do not depend on how many there are."""
+
+LogMetrics = Callable[[Mapping[str, float], int], None]
+"""Takes named figures and the epoch (from 1) they belong to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """How to train.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+
+    kind: Kind = "mlp"
+    epochs: int = 20
+    batch_size: int = 65_536
+    learning_rate: float = 1e-3
+    hidden: tuple[int, ...] = (256, 256)
+    seed: int = 42
+    tau: float = 6.0
+    """Threshold at which precision and recall are reported; it does not change the weights."""
+
+    def __post_init__(self) -> None:
+        _require(self.kind in KINDS, "kind", f"one of {', '.join(KINDS)}", self.kind)
+        _require(self.epochs >= 1, "epochs", ">= 1", self.epochs)
+        _require(self.batch_size >= 1, "batch_size", ">= 1", self.batch_size)
+        rate = self.learning_rate
+        _require(math.isfinite(rate) and rate > 0, "learning_rate", "> 0", rate)
+        _require(all(width >= 1 for width in self.hidden), "hidden", "widths >= 1", self.hidden)
+        _require(math.isfinite(self.tau) and self.tau >= 0, "tau", "a number >= 0", self.tau)
+
+    def batch_for(self, num_positions: int) -> int:
+        """Positions in a batch, fewer than asked for where there are few."""
+        enough_steps = max(MIN_BATCH, num_positions // MIN_STEPS_PER_EPOCH)
+        return min(self.batch_size, enough_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedPredictor:
+    """A predictor and how well it foretells held-out sessions."""
+
+    predictor: MlpPredictor
+    rows: tuple[QualityRow, ...]
+    """Predictor and score rule, over all test positions first, then by workload."""
+
+    def quality_of(self, workload: str, judge: str) -> dict[str, Any]:
+        """The figures of one row."""
+        return next(
+            row.quality.as_dict()
+            for row in self.rows
+            if (row.workload, row.judge) == (workload, judge)
+        )
+
+
+def train_predictor(
+    labels: Labels,
+    settings: TrainingSettings,
+    *,
+    model: str = "",
+    tokenizer_sha: str | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    log_metrics: LogMetrics | None = None,
+) -> TrainedPredictor:
+    """Train on the train split, judge on the test split.
+
+    The same labels, settings and number of torch threads give the same weights.
+
+    Args:
+        labels: from `dataset.read_labels_table`.
+        settings: architecture, schedule, seed.
+        model: the target whose traces these are; goes on the card.
+        tokenizer_sha: of that target; a predictor is refused under another tokenizer.
+        provenance: goes on the card.
+        log_metrics: hears the training loss after every epoch.
+    """
+    network = _fit(labels.train, settings, log_metrics or (lambda _figures, _epoch: None))
+    card = PredictorCard(kind=settings.kind, model=model, tokenizer_sha=tokenizer_sha)
+    rows = judged(MlpPredictor(network, card), labels.test, tau=settings.tau)
+    training = {
+        **asdict(settings),
+        "hidden": list(settings.hidden),
+        "effective_batch_size": settings.batch_for(len(labels.train)),
+        "num_train_positions": len(labels.train),
+        "num_test_positions": len(labels.test),
+        "num_unsplit": labels.num_unsplit,
+        "provenance": dict(provenance or {}),
+    }
+    metrics = {f"{row.judge}/{row.workload}": row.quality.as_dict() for row in rows}
+    card = card.model_copy(update={"training": training, "metrics": metrics})
+    return TrainedPredictor(MlpPredictor(network, card), rows)
+
+
+def _fit(train: LabelSet, settings: TrainingSettings, log_metrics: LogMetrics) -> Network:
+    import torch
+
+    mean_F, scale_F = _moments(train.features_NF)
+    features_NF = torch.from_numpy(((train.features_NF - mean_F) / scale_F).astype(np.float32))
+    with torch.random.fork_rng(devices=[]), _threads_for(settings.batch_for(len(train))):
+        torch.manual_seed(settings.seed)
+        model = _new_model(settings, train)
+        _descend(model, features_NF, _Truth.of(train), settings, log_metrics)
+    return _exported(model, train.features_NF, mean_F=mean_F, scale_F=scale_F)
+
+
+@dataclass(frozen=True, slots=True)
+class _Truth:
+    """What a batch is scored against."""
+
+    accepted_N: torch.Tensor
+    draft_len_N: torch.Tensor
+
+    @classmethod
+    def of(cls, labels: LabelSet) -> _Truth:
+        import torch
+
+        accepted_N = torch.from_numpy(labels.accepted_N.astype(np.float32))
+        return cls(accepted_N, torch.from_numpy(labels.draft_len_N.astype(np.float32)))
+
+    def __getitem__(self, rows_B: torch.Tensor) -> _Truth:
+        return _Truth(self.accepted_N[rows_B], self.draft_len_N[rows_B])
+
+
+def _moments(features_NF: Float32Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and spread of every feature; a constant one keeps its unit."""
+    mean_F = features_NF.mean(axis=0, dtype=np.float64)
+    scale_F = features_NF.std(axis=0, dtype=np.float64)
+    return mean_F, np.where(scale_F > 1e-6, scale_F, 1.0)
+
+
+def _new_model(settings: TrainingSettings, train: LabelSet) -> torch.nn.Sequential:
+    """The untrained network; its last bias is the best guess that looks at no feature."""
+    import torch
+
+    bias_O = {"mlp": _mean_accepted, "survival": _mean_logits}[settings.kind](train)
+    widths = [NUM_FEATURES, *settings.hidden, len(bias_O)]
+    layers: list[torch.nn.Module] = []
+    for num_in, num_out in pairwise(widths):
+        layers += [torch.nn.Linear(num_in, num_out), torch.nn.ReLU()]
+    last = layers[-2]
+    assert isinstance(last, torch.nn.Linear)
+    with torch.no_grad():
+        last.bias.copy_(torch.from_numpy(bias_O))
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def _mean_accepted(train: LabelSet) -> Float32Array:
+    return np.array([train.accepted_N.mean()], dtype=np.float32)
+
+
+def _mean_logits(train: LabelSet) -> Float32Array:
+    """Log-odds of the conditional acceptance at every k, with a prior of one hit and one miss."""
+    k_K = np.arange(1, NUM_SURVIVAL + 1)
+    at_risk_K = np.array(
+        [((train.accepted_N >= k - 1) & (train.draft_len_N >= k)).sum() for k in k_K]
+    )
+    hits_K = np.array([(train.accepted_N >= k).sum() for k in k_K])
+    logits_K: Float32Array = np.log((hits_K + 1) / (at_risk_K - hits_K + 1)).astype(np.float32)
+    return logits_K
+
+
+@contextmanager
+def _threads_for(batch_size: int) -> Iterator[None]:
+    import torch
+
+    num_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if batch_size <= ONE_THREAD_BATCH else num_threads)
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _descend(
+    model: torch.nn.Sequential,
+    features_NF: torch.Tensor,
+    truth: _Truth,
+    settings: TrainingSettings,
+    log_metrics: LogMetrics,
+) -> None:
+    import torch
+
+    loss_of = {"mlp": _squared_error, "survival": _conditional_cross_entropy}[settings.kind]
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    num_positions = len(features_NF)
+    batch_size = settings.batch_for(num_positions)
+    for epoch in range(1, settings.epochs + 1):
+        total = 0.0
+        order_N = torch.randperm(num_positions)
+        for rows_B in torch.split(order_N, batch_size):
+            loss = loss_of(model(features_NF[rows_B]), truth[rows_B])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += float(loss.detach()) * len(rows_B)
+        log_metrics({"train_loss": total / num_positions}, epoch)
+
+
+def _squared_error(outputs_B1: torch.Tensor, truth: _Truth) -> torch.Tensor:
+    return (outputs_B1[:, 0] - truth.accepted_N).square().mean()
+
+
+def _conditional_cross_entropy(logits_BK: torch.Tensor, truth: _Truth) -> torch.Tensor:
+    """Cross-entropy of each acceptance that was tried: k <= accepted + 1, within the draft."""
+    import torch
+
+    k_K = torch.arange(1, logits_BK.shape[1] + 1)
+    num_tried_B = torch.minimum(truth.accepted_N + 1, truth.draft_len_N)
+    is_tried_BK = k_K <= num_tried_B[:, None]
+    is_accepted_BK = (k_K <= truth.accepted_N[:, None]).float()
+    losses_BK = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits_BK, is_accepted_BK, reduction="none"
+    )
+    return (losses_BK * is_tried_BK).sum() / len(logits_BK)
+
+
+def _exported(
+    model: torch.nn.Sequential,
+    features_NF: Float32Array,
+    *,
+    mean_F: NDArray[np.float64],
+    scale_F: NDArray[np.float64],
+) -> Network:
+    import torch
+
+    layers: list[Layer] = []
+    for module in model:
+        if isinstance(module, torch.nn.Linear):
+            weight_IO = module.weight.detach().numpy().T
+            layers.append((np.ascontiguousarray(weight_IO), module.bias.detach().numpy().copy()))
+    first_weight_IO, first_bias_O = (part.astype(np.float64) for part in layers[0])
+    layers[0] = folded(first_weight_IO, first_bias_O, mean_F=mean_F, scale_F=scale_F)
+    return Network(layers, low_F=features_NF.min(axis=0), high_F=features_NF.max(axis=0))
+
+
+def _require(holds: bool, name: str, expected: str, value: object) -> None:
+    if not holds:
+        raise UserError(f"training: {name} must be {expected}, got {value!r}")
