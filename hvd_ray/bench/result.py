@@ -38,7 +38,8 @@ DEFINITIONS = {
     "mean_accepted_drafted_only": "accepted / drafted cycles, without the bonus token; cycles "
     "without a draft are left out, so this is no measure of speed.",
     "source_share": "share of the target passes that verified a draft of each source.",
-    "draft_ms_per_cycle": "look-up, decision and drafting, mean over cycles after the first of a request.",
+    "draft_ms_per_cycle": "look-up, decision and drafting, mean over cycles after the first of a "
+    "request.",
     "verify_ms_per_cycle": "target pass and verification, mean over cycles after the first of a "
     "request, since the first pass also reads the prompt.",
     "identical_to_greedy": "share of the outputs that equal greedy's token for token, the same "
