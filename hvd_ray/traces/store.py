@@ -121,6 +121,11 @@ def read_table(path: Path, table: TableName, schema: Any, *, columns: Sequence[s
         raise UserError(f"{path}: no readable Parquet file of {table} ({cause})") from None
 
 
+def num_rows(path: Path) -> int:
+    """Rows of a part, from its footer alone."""
+    return int(pq.read_metadata(path).num_rows)
+
+
 def _check_schema(path: Path, found: Any, table: TableName, expected: Any) -> None:
     metadata = found.metadata or {}
     kind = metadata.get(SCHEMA_KEY, b"").decode() or "an unknown table"

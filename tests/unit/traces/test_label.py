@@ -144,9 +144,7 @@ def test_history_follows_the_walk_that_verifies_every_draft(make_trace, extracto
 def test_features_are_those_that_decoding_computes(make_trace, extractor):
     trace = make_trace(prompt=PHRASE * 2, output=PHRASE * 2)
     labels = label_trace(trace, drafter=SuffixDrafter(CONFIG), extractor=extractor)
-    table = label_shard(
-        [trace], drafter_config=CONFIG, extractor=extractor, cut_loops=False
-    ).table
+    table = label_shard([trace], drafter_config=CONFIG, extractor=extractor, cut_loops=False).table
     assert table.schema.equals(labels_schema(FEATURE_NAMES, FEATURE_VERSION), check_metadata=True)
     for column, name in enumerate(FEATURE_NAMES):
         np.testing.assert_array_equal(table[name].to_numpy(), labels.features_TF[:, column])

@@ -1,0 +1,199 @@
+"""`hvd traces`: collect what the target answers, and label what a cache would have gained."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hvd_ray.errors import UserError
+
+_SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
+
+COLLECT_EXAMPLE = (
+    "Example: `hvd traces collect --prompts mine.jsonl --out traces --policy suffix "
+    "--max-tokens 256`"
+)
+LABEL_EXAMPLE = "Example: `hvd traces label traces --out labels --workers 2`"
+
+
+def register(app: typer.Typer) -> None:
+    traces = typer.Typer(
+        name="traces",
+        help="Collect the target's outputs as traces, and label them by replay.",
+        no_args_is_help=True,
+    )
+    traces.command("collect", epilog=COLLECT_EXAMPLE)(collect)
+    traces.command("label", epilog=LABEL_EXAMPLE)(label)
+    app.add_typer(traces)
+
+
+def collect(
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE|NAME|KEY=VALUE]...",
+            help="More prompt files or workloads, and settings such as seed=7.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for traces/ and steps/.")] = Path(
+        "traces"
+    ),
+    prompts: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE...", help="JSONL files of prompts.")
+    ] = None,
+    workloads: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Shipped workloads, by comma. Default: all.")
+    ] = None,
+    on_bad_line: Annotated[
+        str, typer.Option(help="A malformed line: fail at once, or skip it.")
+    ] = "fail",
+    split: Annotated[str, typer.Option(help="train, test or all, of files with splits.")] = "all",
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="At most N prompts of each workload.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The target. Default: smollm2-135m.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="The system that decodes; the traces are the same with any.")
+    ] = "greedy",
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Output tokens of a request. Default: 128.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="For every prompt. Default: the prompt's own, or 0.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Engines side by side. Default: one.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
+) -> None:
+    """Decode prompts and keep what happened; a run that was killed goes on where it stopped."""
+    from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.config import load_config
+    from hvd_ray.pipelines.collect import CollectOptions
+    from hvd_ray.pipelines.collect import collect as run
+
+    names, settings = _sorted_out(more or ())
+    files, named = _places(names, prompts or (), workloads)
+    given = {"model": model, "dtype": dtype}
+    settings += [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    options = CollectOptions(
+        out=out,
+        prompt_files=files,
+        workloads=named,
+        on_bad_line=on_bad_line,  # type: ignore[arg-type]  # checked there
+        split=split,  # type: ignore[arg-type]
+        limit=limit,
+        policy=policy,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        num_workers=1 if workers is None else workers,
+    )
+    loaded = load_config(config, settings, policies=[policy])
+    with shown_progress("prompts") as progress:
+        result = run(options, loaded, progress=progress)
+    _answer(result, _collected_lines(result), as_json=as_json)
+
+
+def label(
+    traces: Annotated[Path, typer.Argument(metavar="DIR", help="What `collect` has written.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="E.g. drafting.suffix.max_tree_depth=32."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for labels/.")] = Path("labels"),
+    workers: Annotated[int, typer.Option(metavar="N", help="Shards labelled side by side.")] = 1,
+    shards: Annotated[
+        int, typer.Option(metavar="N", help="Caches that the sessions are dealt to.")
+    ] = 4,
+    keep_loops: Annotated[
+        bool, typer.Option("--keep-loops", help="Do not cut outputs that repeat themselves.")
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Where the tokenizer is. Default: the traces' model."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
+) -> None:
+    """Replay traces and label what the cache's draft was worth at every position."""
+    from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.config import load_config
+    from hvd_ray.pipelines.label import LabelOptions, is_unfinished
+    from hvd_ray.pipelines.label import label as run
+
+    options = LabelOptions(
+        traces=traces,
+        out=out,
+        num_shards=shards,
+        num_workers=workers,
+        cut_loops=not keep_loops,
+        model=model,
+    )
+    loaded = load_config(config, settings or (), policies=["suffix"])
+    if is_unfinished(traces):
+        print(f"hvd: {traces} is not complete yet; labelling what is there", file=sys.stderr)
+    with shown_progress("positions") as progress:
+        result = run(options, loaded, progress=progress)
+    _answer(result, _labelled_lines(result), as_json=as_json)
+
+
+def _sorted_out(more: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Positional words: files or workload names, and settings."""
+    settings = [word for word in more if _SETTING.match(word) and not Path(word).exists()]
+    return [word for word in more if word not in settings], settings
+
+
+def _places(
+    names: Sequence[str], prompts: Sequence[Path], workloads: str | None
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Prompt files and workloads; further words belong to whichever option was given."""
+    files = tuple(prompts)
+    named = tuple(name.strip() for name in (workloads or "").split(",") if name.strip())
+    if names and files:
+        return (*files, *map(Path, names)), named
+    if names and named:
+        return files, (*named, *names)
+    if names:
+        raise UserError(
+            f"{names[0]!r} is no setting: expected key=value, or --prompts or --workloads before it"
+        )
+    return files, named
+
+
+def _answer(result: dict[str, Any], lines: Sequence[str], *, as_json: bool) -> None:
+    print(json.dumps(result) if as_json else "\n".join(lines))
+
+
+def _collected_lines(result: dict[str, Any]) -> list[str]:
+    passes = max(1, result["target_passes"])
+    lines = [
+        f"{result['traces']} traces, {result['tokens']:,} tokens, "
+        f"{result['tokens'] / passes:.2f} emitted per pass"
+    ]
+    if result["failed"]:
+        lines.append(f"{result['failed']} failed, the first: {result['first_error']}")
+    if result["skipped_lines"]:
+        lines.append(f"{result['skipped_lines']} bad lines skipped")
+    return [*lines, f"written: {result['out']}"]
+
+
+def _labelled_lines(result: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{result['positions']:,} positions of {result['traces']} traces "
+        f"in {result['shards']} shards"
+    ]
+    if result["loops_cut"]:
+        lines.append(f"{result['loops_cut']} outputs cut where they begin to repeat themselves")
+    if result["failed"]:
+        lines.append(f"{result['failed']} failed traces left out")
+    return [*lines, f"written: {result['out']}"]

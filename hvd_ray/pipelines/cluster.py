@@ -1,0 +1,142 @@
+"""One Ray to work on: the cluster that is named, or a private one that ends with the work.
+
+`RAY_ADDRESS` names a running cluster. Without it a Ray of its own is started on this machine, out
+of reach of others (a secret token in this process's environment), and ended again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hvd_ray.errors import UserError
+
+OBJECT_STORE_BYTES = 200_000_000
+"""Prompts and summaries are small; rows go to disk, not through the object store."""
+LONGEST_TEMP_DIR = 40
+"""Ray appends some 60 characters for its sockets, whose paths may have 107."""
+CONNECT_TIMEOUT_S = 5.0
+OWN = ("", "local")
+
+
+@contextmanager
+def connected(*, num_cpus: int, address: str | None = None) -> Iterator[Any]:
+    """Give the `ray` module, connected; end only what was started here.
+
+    A process that is connected already stays as it is.
+
+    Args:
+        num_cpus: logical CPUs that the work needs at once; a private Ray is given that many,
+            whatever the machine has, and a running cluster must have them.
+        address: a running cluster; None: what `RAY_ADDRESS` says.
+
+    Raises:
+        UserError: the cluster cannot be reached or is too small.
+    """
+    _set_quiet_environment()
+    import ray
+
+    if ray.is_initialized():
+        _refuse_if_too_small(ray, num_cpus)
+        yield ray
+        return
+    chosen = os.environ.get("RAY_ADDRESS", "") if address is None else address
+    start = _own(ray, num_cpus) if chosen in OWN else _joined(ray, chosen)
+    with start:
+        _quiet_data()
+        _refuse_if_too_small(ray, num_cpus)
+        yield ray
+
+
+@contextmanager
+def _own(ray: Any, num_cpus: int) -> Iterator[None]:
+    """A private Ray; it binds all interfaces, so it is locked with a token of its own."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    folder = _short_temp_dir()
+    try:
+        ray.init(
+            address="local",  # never what an unclean end of another Ray has left behind
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(folder),
+        )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _joined(ray: Any, address: str) -> Iterator[None]:
+    _refuse_if_silent(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        cause = str(error).splitlines()[0]
+        raise UserError(f"cannot join the Ray cluster at {address}: {cause}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _refuse_if_silent(address: str) -> None:
+    """Ray itself waits for minutes where nobody answers."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and the like: Ray's to find
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray cluster answers at {address} ({error.strerror or error}); start one with "
+            "`ray start --head`, or unset RAY_ADDRESS to work on this machine alone"
+        ) from None
+
+
+def _refuse_if_too_small(ray: Any, num_cpus: int) -> None:
+    """Work that never fits would wait for ever."""
+    found = int(ray.cluster_resources().get("CPU", 0))
+    if found < num_cpus:
+        raise UserError(
+            f"the Ray cluster has {found} CPUs and {num_cpus} are needed; use fewer --workers"
+        )
+
+
+def _set_quiet_environment() -> None:
+    """What Ray reads when it is imported or started; the user's own settings win."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+
+
+def _quiet_data() -> None:
+    """Ray Data writes its progress to the terminal and to a file: leave it the file."""
+    from ray.data import DataContext
+
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setLevel(logging.CRITICAL)
+
+
+def _short_temp_dir() -> Path:
+    base = tempfile.gettempdir()
+    if len(base) > LONGEST_TEMP_DIR - len("/hvd-12345678"):
+        base = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="hvd-", dir=base))

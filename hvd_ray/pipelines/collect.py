@@ -1,0 +1,222 @@
+"""`hvd traces collect`: prompts to traces and steps, one engine an actor, on Ray Data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from hvd_ray.bench.plan import Sampling
+from hvd_ray.bench.workloads import (
+    Prompt,
+    PromptSet,
+    load_prompts,
+    load_shipped,
+    select,
+    workload_hash,
+)
+from hvd_ray.config import Config
+from hvd_ray.engines.base import EngineCapabilities
+from hvd_ray.errors import UserError
+from hvd_ray.fetch import model_fingerprint, resolve_model, tokenizer_sha
+from hvd_ray.pipelines.collection import (
+    CollectShard,
+    TargetFacts,
+    collect_shard,
+    plan_shards,
+    plan_traces,
+    summarise,
+)
+from hvd_ray.pipelines.output import claimed
+from hvd_ray.pipelines.shards import Counts, Report, RunProgress, run_shards
+from hvd_ray.provenance import provenance
+from hvd_ray.systems import build_decoder, check_system, load_engine
+from hvd_ray.text import HFTextCodec, TextCodec
+from hvd_ray.traces.schema import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class CollectOptions:
+    """What a collection is asked for; each field is a flag of `hvd traces collect`.
+
+    Raises:
+        UserError: a value is out of range, unknown, or contradicts another.
+    """
+
+    out: Path
+    prompt_files: tuple[Path, ...] = ()
+    workloads: tuple[str, ...] = ()
+    """Shipped ones; all where neither files nor workloads are given."""
+    on_bad_line: Literal["fail", "skip"] = "fail"
+    split: Literal["train", "test", "all"] = "all"
+    limit: int | None = None
+    """Prompts of each workload."""
+    policy: str = "greedy"
+    max_tokens: int | None = None
+    temperature: float | None = None
+    num_workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.prompt_files and self.workloads:
+            raise UserError("give --prompts or --workloads, not both")
+        numbers = {
+            "--limit": self.limit,
+            "--max-tokens": self.max_tokens,
+            "--workers": self.num_workers,
+        }
+        for flag, value in numbers.items():
+            if value is not None and value < 1:
+                raise UserError(f"{flag} must be 1 or more, got {value}")
+        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
+            raise UserError(f"--temperature must be 0 or more, got {self.temperature}")
+        check_system(self.policy)
+
+    def load(self) -> PromptSet:
+        """The prompts of the files or workloads, both splits.
+
+        Raises:
+            UserError: a file or workload cannot be read; a bad line is named.
+        """
+        if self.prompt_files:
+            return load_prompts(self.prompt_files, on_bad_line=self.on_bad_line)
+        return load_shipped(self.workloads or None)
+
+
+def collect(options: CollectOptions, config: Config, *, progress: RunProgress) -> dict[str, Any]:
+    """Decode the prompts and write `traces/` and `steps/` under `options.out`.
+
+    A run that was killed is taken up again by the same call and ends with the same rows.
+
+    Returns:
+        What the folder holds now, as JSON values.
+
+    Raises:
+        UserError: a bad prompt line, no prompt that can work, another run or other settings in
+            the folder; nothing has been written then.
+    """
+    read = options.load()
+    prompts = select(read.prompts, split=options.split, limit=options.limit)
+    progress.stage(f"reading {len(prompts)} prompts with the tokenizer of {config.model}")
+    codec, target = open_target(config)
+    sampling = Sampling(options.max_tokens, options.temperature, config.seed)
+    traces = plan_traces(
+        prompts, codec=codec, target=target, sampling=sampling, policy=options.policy
+    )
+    shards = plan_shards(traces)
+    settings = _settings(options, config, target, prompts)
+    with claimed(options.out, settings, notes={"model": _findable(config.model)}) as folder:
+        todo = [shard for shard in shards if not shard.is_finished(options.out)]
+        _run(todo, options, config, progress)
+        summary = summarise(options.out, shards)
+        result = {**summary.as_json(), "skipped_lines": len(read.bad_lines)}
+        folder.finish(result, about=provenance(config=config, workload_hash=workload_hash(prompts)))
+    return {"out": str(options.out), "resumed": folder.is_resumed, **result}
+
+
+def open_target(config: Config) -> tuple[TextCodec, TargetFacts]:
+    """Tokenizer and limits of the target, without its weights.
+
+    Raises:
+        UserError: the model cannot be found, or its configuration not be read.
+    """
+    from transformers import AutoConfig
+
+    from hvd_ray.engines.torch_engine import quiet_libraries
+
+    quiet_libraries()
+    model = resolve_model(config.model)
+    limits = AutoConfig.from_pretrained(model.path_or_id).get_text_config()
+    capabilities = EngineCapabilities(
+        name="torch",
+        vocab_size=limits.vocab_size,
+        context_length=limits.max_position_embeddings,
+        eos_token_ids=(),  # of no concern before decoding
+        dtype=config.dtype,
+    )
+    folder = model.path_or_id if model.is_local else None
+    return HFTextCodec(model.path_or_id), TargetFacts(
+        model=model.name,
+        fingerprint=model_fingerprint(folder) if folder else model.name,
+        tokenizer_sha=tokenizer_sha(folder) if folder else "",
+        capabilities=capabilities,
+    )
+
+
+def default_num_workers() -> int:
+    """One actor for every two cores: torch gains little from the second thread of a small model."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+class CollectWorker:
+    """Decodes shards with one engine."""
+
+    def __init__(self, config: Config, *, policy: str, out: Path) -> None:
+        self._engine, self._codec = load_engine(config)
+        self._config = config
+        self._policy = policy
+        self._out = out
+
+    def run(self, shard: CollectShard, report: Report) -> None:
+        decoder = build_decoder(
+            self._policy, engine=self._engine, codec=self._codec, config=self._config
+        )
+        collect_shard(shard, decoder=decoder, out=self._out, report=report)
+
+
+def _run(
+    shards: Sequence[CollectShard], options: CollectOptions, config: Config, progress: RunProgress
+) -> None:
+    if not shards:
+        return
+    cores = len(os.sched_getaffinity(0))
+    num_workers = min(options.num_workers, len(shards))
+    threads = config.num_threads or max(1, cores // num_workers)
+    config = config.model_copy(update={"num_threads": threads})
+    progress.stage("starting Ray and loading the target")
+    progress.expect(sum(_num_left(shard, options.out) for shard in shards))
+
+    def on_counts(counts: Counts) -> None:
+        progress.advance(counts.get("done", 0), f"{counts.get('tokens', 0):,} tokens")
+
+    run_shards(
+        shards,
+        partial(CollectWorker, config, policy=options.policy, out=options.out.absolute()),
+        num_workers=num_workers,
+        cpus_per_worker=threads,
+        on_counts=on_counts,
+    )
+
+
+def _num_left(shard: CollectShard, out: Path) -> int:
+    left = (part for part in shard.parts if not part.traces_file(out).exists())
+    return sum(len(part.traces) for part in left)
+
+
+def _findable(model: str) -> str:
+    """The model as it can be named from any folder."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model
+
+
+def _settings(
+    options: CollectOptions, config: Config, target: TargetFacts, prompts: Sequence[Prompt]
+) -> Mapping[str, Any]:
+    """What decides the rows; how many workers there are does not."""
+    used = config.model_dump(mode="json", include={"drafting", "policy", "seed"})
+    used["policy"].pop("name")
+    return {
+        "command": "traces collect",
+        "schema_version": SCHEMA_VERSION,
+        "model": target.model,
+        "model_fingerprint": target.fingerprint,
+        "dtype": target.capabilities.dtype,
+        "policy": options.policy,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "num_prompts": len(prompts),
+        "workload_hash": workload_hash(prompts),
+        "config": used,
+    }

@@ -1,0 +1,163 @@
+"""`hvd traces label`: traces to labels, one shard after the other on each actor, on Ray Data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hvd_ray.config import Config
+from hvd_ray.errors import UserError
+from hvd_ray.fetch import resolve_model, tokenizer_sha
+from hvd_ray.payoff.features import FEATURE_VERSION, FeatureExtractor
+from hvd_ray.payoff.token_classes import TokenClasses, cached_token_classes
+from hvd_ray.pipelines.labelling import (
+    NUM_SHARDS,
+    LabelPlan,
+    LabelShard,
+    label_one,
+    plan_labels,
+    summarise,
+)
+from hvd_ray.pipelines.output import claimed, read_manifest
+from hvd_ray.pipelines.shards import Counts, Report, RunProgress, run_shards
+from hvd_ray.provenance import provenance
+from hvd_ray.text import HFTextCodec
+from hvd_ray.traces.schema import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class LabelOptions:
+    """What labelling is asked for; each field is a flag of `hvd traces label`.
+
+    Raises:
+        UserError: a value is out of range, or the labels would be written among the traces.
+    """
+
+    traces: Path
+    out: Path
+    num_shards: int = NUM_SHARDS
+    num_workers: int = 1
+    cut_loops: bool = True
+    model: str | None = None
+    """Where the tokenizer is; None: the model that the traces name."""
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--shards", self.num_shards), ("--workers", self.num_workers)):
+            if value < 1:
+                raise UserError(f"{flag} must be 1 or more, got {value}")
+        if self.out.absolute() == self.traces.absolute():
+            raise UserError("--out must be another folder than that of the traces")
+
+
+def label(options: LabelOptions, config: Config, *, progress: RunProgress) -> dict[str, Any]:
+    """Label the traces and write `labels/` under `options.out`.
+
+    The labels do not depend on the number of workers. A run that was killed is taken up again by
+    the same call and ends with the same rows.
+
+    Returns:
+        What the folder holds now, as JSON values.
+
+    Raises:
+        UserError: bad traces, another tokenizer, another run or other settings in the folder;
+            nothing has been written then.
+    """
+    progress.stage(f"reading the traces in {options.traces}")
+    plan = plan_labels(options.traces, num_shards=options.num_shards)
+    classes = _token_classes(options.model or _noted_model(options, plan), plan.tokenizer_sha)
+    with claimed(options.out, _settings(options, config, plan)) as folder:
+        _run(plan, classes, options, config, progress)
+        result = {**summarise(options.out, plan).as_json(), "shards": len(plan.shards)}
+        folder.finish(result, about=provenance(config=config, traces_hash=plan.traces_hash))
+    return {"out": str(options.out), "resumed": folder.is_resumed, **result}
+
+
+def is_unfinished(traces: Path) -> bool:
+    """Whether a collection into this folder has begun and not come to its end."""
+    manifest = read_manifest(traces)
+    return manifest is not None and not manifest.get("complete", False)
+
+
+class LabelWorker:
+    """Labels shards with one feature extractor."""
+
+    def __init__(
+        self, classes: TokenClasses, config: Config, *, cut_loops: bool, out: Path
+    ) -> None:
+        self._label = partial(
+            label_one,
+            drafter_config=config.drafting.suffix,
+            extractor=FeatureExtractor(classes),
+            cut_loops=cut_loops,
+            out=out,
+        )
+        self._out = out
+
+    def run(self, shard: LabelShard, report: Report) -> None:
+        if not shard.labels_file(self._out).exists():
+            self._label(shard)
+            report({"done": shard.num_positions})
+
+
+def _run(
+    plan: LabelPlan,
+    classes: TokenClasses,
+    options: LabelOptions,
+    config: Config,
+    progress: RunProgress,
+) -> None:
+    todo = [shard for shard in plan.shards if not shard.labels_file(options.out).exists()]
+    if not todo:
+        return
+    progress.stage("starting Ray")
+    progress.expect(sum(shard.num_positions for shard in todo))
+
+    def on_counts(counts: Counts) -> None:
+        progress.advance(counts.get("done", 0), "labelling")
+
+    worker = partial(
+        LabelWorker, classes, config, cut_loops=options.cut_loops, out=options.out.absolute()
+    )
+    run_shards(todo, worker, num_workers=options.num_workers, on_counts=on_counts)
+
+
+def _noted_model(options: LabelOptions, plan: LabelPlan) -> str:
+    """The model as the collection was told it, which may be a folder; else as the traces say."""
+    manifest = read_manifest(options.traces) or {}
+    return str(manifest.get("model", plan.model))
+
+
+def _token_classes(model_name: str, sha: str) -> TokenClasses:
+    """The token classes of the traces' tokenizer.
+
+    Raises:
+        UserError: the model cannot be found, or its tokenizer is another one.
+    """
+    model = resolve_model(model_name)
+    if model.is_local and sha and tokenizer_sha(model.path_or_id) != sha:
+        raise UserError(
+            f"the traces were made with another tokenizer than that of {model_name}; "
+            "say where theirs is with --model"
+        )
+    codec = HFTextCodec(model.path_or_id)
+    vocab_size = len(codec.tokenizer)
+    if not sha:
+        return TokenClasses.from_codec(codec, vocab_size)
+    return cached_token_classes(codec, vocab_size=vocab_size, tokenizer_sha=sha)
+
+
+def _settings(options: LabelOptions, config: Config, plan: LabelPlan) -> Mapping[str, Any]:
+    """What decides the rows; how many workers there are does not."""
+    return {
+        "command": "traces label",
+        "schema_version": SCHEMA_VERSION,
+        "feature_version": FEATURE_VERSION,
+        "traces_hash": plan.traces_hash,
+        "tokenizer_sha": plan.tokenizer_sha,
+        "shards": options.num_shards,
+        "cut_loops": options.cut_loops,
+        "suffix": config.drafting.suffix.model_dump(mode="json"),
+    }
