@@ -51,6 +51,8 @@ class RowCosts:
     """One time of a target pass for each entry of `rows`."""
     draft_ms: Mapping[Source, float] = field(default_factory=dict)
     """What drafting adds to a cycle, by source; absent: nothing."""
+    draft_token_ms: Mapping[Source, float] = field(default_factory=dict)
+    """What each drafted token adds beside that, for a drafter that makes them one by one."""
 
     def __post_init__(self) -> None:
         rows, times = np.asarray(self.rows), np.asarray(self.verify_ms, dtype=float)
@@ -66,7 +68,9 @@ class RowCosts:
             )
 
     def cost_ms(self, source: Source, rows: int) -> float:
-        return self._verify_ms(rows) + self.draft_ms.get(source, 0.0)
+        drafting = self.draft_ms.get(source, 0.0)
+        drafting += self.draft_token_ms.get(source, 0.0) * (rows - 1)
+        return self._verify_ms(rows) + drafting
 
     def _verify_ms(self, rows: int) -> float:
         if rows <= self.rows[-1] or len(self.rows) == 1:

@@ -1,0 +1,103 @@
+"""Measured cost tables on disk: for which target, number format and machine they hold.
+
+A table of another machine or model is refused by name: its costs would decide every draft wrongly
+and nothing would look broken.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hvd_ray.errors import UserError
+from hvd_ray.home import atomic_path
+from hvd_ray.payoff.cost import RowCosts
+from hvd_ray.types import Source
+
+FORMAT_VERSION = 1
+MEASURE = "measure one with `hvd calibrate`"
+
+
+class CostKey(BaseModel):
+    """What a cost table holds for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    """Fingerprint of the target."""
+    dtype: str
+    engine: str
+    device: str
+    num_threads: int
+
+
+class CostFile(BaseModel):
+    """A measured cost table and where it comes from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: int = FORMAT_VERSION
+    key: CostKey
+    rows: tuple[int, ...]
+    verify_ms: tuple[float, ...]
+    draft_ms: dict[Source, float] = {}
+    draft_token_ms: dict[Source, float] = {}
+    provenance: dict[str, Any] = {}
+
+    def table(self) -> RowCosts:
+        """The costs.
+
+        Raises:
+            UserError: the figures are no cost table.
+        """
+        return RowCosts(self.rows, self.verify_ms, self.draft_ms, self.draft_token_ms)
+
+
+def write_costs(path: Path, costs: CostFile) -> None:
+    """Write whole or not at all, replacing what is there."""
+    costs.table()
+    text = json.dumps(costs.model_dump(mode="json"), indent=2, sort_keys=True)
+    with atomic_path(path) as draft:
+        draft.write_text(text + "\n", encoding="utf-8")
+
+
+def read_costs(path: Path, *, key: CostKey | None = None) -> CostFile:
+    """Read a table; with a `key`, only one that holds for it.
+
+    Raises:
+        UserError: absent, damaged, of another version, or measured for something else.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no cost table at {path}; {MEASURE}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cost table {path}: cannot be read ({error}); {MEASURE}") from None
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"cost table {path}: format version {version!r}, this version reads "
+            f"{FORMAT_VERSION}; {MEASURE}"
+        )
+    try:
+        costs = CostFile.model_validate(raw)
+        costs.table()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"cost table {path}: {where}: {first['msg']}; {MEASURE}") from None
+    if key is not None:
+        _refuse_foreign(path, costs.key, key)
+    return costs
+
+
+def _refuse_foreign(path: Path, measured: CostKey, wanted: CostKey) -> None:
+    for name in CostKey.model_fields:
+        theirs, ours = getattr(measured, name), getattr(wanted, name)
+        if theirs != ours:
+            raise UserError(
+                f"cost table {path}: measured for {name} {theirs!r}, here it is {ours!r}; {MEASURE}"
+            )
