@@ -1,0 +1,179 @@
+"""Payoff predictors in the model registry: `hvd-payoff-TARGET`, with a champion and challengers.
+
+A version is the predictor's plain folder (safetensors and JSON) as an artifact of the run that made
+it; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvd_ray.config import Config
+from hvd_ray.errors import UserError
+from hvd_ray.home import atomic_dir, file_lock, tracking_dir
+from hvd_ray.provenance import masked
+from hvd_ray.tracking.runs import MlflowTracker, Tracker
+from hvd_ray.tracking.store import OFF, Store, open_store, sqlite_path, tracking_uri
+
+CHAMPION = "champion"
+CHALLENGER = "challenger"
+PREDICTOR_ARTIFACT = "predictor"
+PREDICTOR_CARD = "predictor.json"
+"""What a folder must hold to be a predictor; the rest is for whoever loads it to check."""
+
+_MODEL_REF = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredPredictor:
+    """A version of a registered model."""
+
+    name: str
+    version: str
+    alias: str
+    """`champion` or `challenger`."""
+
+    @property
+    def ref(self) -> str:
+        """What `policy.predictor` takes; stays this version when the alias moves on."""
+        return f"models:/{self.name}/{self.version}"
+
+
+def registered_name(model: str) -> str:
+    """The registered model that holds the predictors of a target."""
+    last = Path(model).name if Path(model).is_absolute() else model
+    return "hvd-payoff-" + re.sub(r"[^A-Za-z0-9_.]+", "-", last).strip("-").lower()
+
+
+def register_predictor(
+    tracker: Tracker, folder: Path, *, config: Config, alias: str | None = None
+) -> RegisteredPredictor:
+    """Keep a predictor's folder as an artifact of the run and as a new version in the registry.
+
+    Args:
+        tracker: the run that made it.
+        folder: as written by the predictor's `save`.
+        config: names the target.
+        alias: `champion` or `challenger`; by default the first version becomes the champion and
+            later ones challengers.
+
+    Raises:
+        UserError: tracking is off, or the store cannot be used.
+    """
+    if not isinstance(tracker, MlflowTracker):
+        raise UserError("the predictor cannot be registered: tracking is off (tracking.uri=none)")
+    tracker.log_artifacts(folder, PREDICTOR_ARTIFACT)
+    store, name = tracker.store, registered_name(config.model)
+    with store.readable_errors(), file_lock(tracking_dir() / "registry"):
+        aliases = _registered_aliases(store, name)
+        version = store.client.create_model_version(
+            name, f"runs:/{tracker.run_id}/{PREDICTOR_ARTIFACT}", tracker.run_id
+        ).version
+        alias = alias or (CHALLENGER if CHAMPION in aliases else CHAMPION)
+        store.client.set_registered_model_alias(name, alias, str(version))
+    return RegisteredPredictor(name, str(version), alias)
+
+
+def resolve_predictor(ref: str | None = None, *, config: Config) -> Path:
+    """The folder of a predictor, downloaded first where it lies in a registry.
+
+    Args:
+        ref: a folder, `models:/NAME@ALIAS`, `models:/NAME/VERSION`, or None for
+            `policy.predictor` and, without one, the champion of the target.
+        config: names the target and the store.
+
+    Raises:
+        UserError: there is no such predictor; the message says what to type.
+    """
+    ref = ref or config.policy.predictor
+    if ref is None:
+        ref = f"models:/{registered_name(config.model)}@{CHAMPION}"
+    elif not ref.startswith("models:"):
+        return _predictor_folder(Path(ref).expanduser())
+    found = _MODEL_REF.fullmatch(ref)
+    if found is None:
+        raise UserError(
+            f"predictor {ref!r}: expected a folder, models:/NAME@ALIAS or models:/NAME/VERSION"
+        )
+    uri = tracking_uri(config)
+    database = sqlite_path(uri)
+    if uri == OFF or (database is not None and not database.exists()):
+        raise _not_registered(ref, uri)
+    return _download(open_store(uri), ref, **found.groupdict())
+
+
+def _predictor_folder(folder: Path) -> Path:
+    if not (folder / PREDICTOR_CARD).is_file():
+        raise UserError(
+            f"predictor {folder}: no folder with {PREDICTOR_CARD}; give one written by `hvd train`"
+        )
+    return folder
+
+
+def _not_registered(ref: str, uri: str) -> UserError:
+    place = "tracking is off" if uri == OFF else f"not in {masked(uri)}"
+    return UserError(
+        f"no payoff predictor {ref} ({place}): train one with `hvd train LABELS_DIR`, or name a "
+        "folder with policy.predictor=DIR"
+    )
+
+
+def _download(store: Store, ref: str, *, name: str, alias: str | None, version: str | None) -> Path:
+    """Copy a version's files to HVD_HOME, once: a version never changes."""
+    from mlflow.artifacts import download_artifacts
+
+    with store.readable_errors():
+        found = _model_version(store, ref, name=name, alias=alias, version=version)
+        identity = f"{store.uri} {name} {found.version} {found.run_id} {found.creation_timestamp}"
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        folder = tracking_dir() / "downloads" / f"{name}-{found.version}-{digest}"
+        with file_lock(folder):
+            if not (folder / PREDICTOR_CARD).is_file():
+                with atomic_dir(folder) as draft:
+                    fetched = download_artifacts(
+                        artifact_uri=found.source,
+                        dst_path=str(draft / "download"),
+                        tracking_uri=store.uri,
+                    )
+                    _unpack(Path(fetched), draft, ref)
+    return folder
+
+
+def _unpack(fetched: Path, folder: Path, ref: str) -> None:
+    if not (fetched / PREDICTOR_CARD).is_file():
+        raise UserError(f"{ref}: is no payoff predictor ({PREDICTOR_CARD} is missing there)")
+    for path in fetched.iterdir():
+        path.rename(folder / path.name)
+    shutil.rmtree(folder / "download")
+
+
+def _model_version(
+    store: Store, ref: str, *, name: str, alias: str | None, version: str | None
+) -> Any:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if alias is not None:
+            return store.client.get_model_version_by_alias(name, alias)
+        return store.client.get_model_version(name, version)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise _not_registered(ref, store.uri) from None
+        raise
+
+
+def _registered_aliases(store: Store, name: str) -> set[str]:
+    """The aliases of a registered model, which is made if it is absent."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        store.client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    return set(store.client.get_registered_model(name).aliases)
