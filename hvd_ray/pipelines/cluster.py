@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,14 +42,14 @@ def connected(*, num_cpus: int, address: str | None = None) -> Iterator[Any]:
     Raises:
         UserError: the cluster cannot be reached or is too small.
     """
-    _set_quiet_environment()
+    chosen = os.environ.get("RAY_ADDRESS", "") if address is None else address
+    _set_environment(is_own=chosen in OWN)
     import ray
 
     if ray.is_initialized():
         _refuse_if_too_small(ray, num_cpus)
         yield ray
         return
-    chosen = os.environ.get("RAY_ADDRESS", "") if address is None else address
     start = _own(ray, num_cpus) if chosen in OWN else _joined(ray, chosen)
     with start:
         _quiet_data()
@@ -58,10 +59,7 @@ def connected(*, num_cpus: int, address: str | None = None) -> Iterator[Any]:
 
 @contextmanager
 def _own(ray: Any, num_cpus: int) -> Iterator[None]:
-    """A private Ray; it binds all interfaces, so it is locked with a token of its own."""
-    if "RAY_AUTH_MODE" not in os.environ:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    """A private Ray on this machine, with a temporary folder of its own."""
     folder = _short_temp_dir()
     try:
         ray.init(
@@ -116,11 +114,17 @@ def _refuse_if_too_small(ray: Any, num_cpus: int) -> None:
         )
 
 
-def _set_quiet_environment() -> None:
-    """What Ray reads when it is imported or started; the user's own settings win."""
+def _set_environment(*, is_own: bool) -> None:
+    """What Ray reads once, when it is imported; the user's own settings win.
+
+    A private Ray listens on every interface, so it is locked with a token that only this process
+    and its children know. Ray itself would keep one in the home folder.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    if is_own and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _quiet_data() -> None:

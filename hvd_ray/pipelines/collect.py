@@ -160,6 +160,8 @@ class CollectWorker:
         self._out = out
 
     def run(self, shard: CollectShard, report: Report) -> None:
+        if shard.is_finished(self._out):
+            return
         decoder = build_decoder(
             self._policy, engine=self._engine, codec=self._codec, config=self._config
         )

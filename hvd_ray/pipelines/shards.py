@@ -7,6 +7,7 @@ rows themselves, part by part, so nothing of weight travels and a kill loses one
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ from hvd_ray.errors import UserError
 from hvd_ray.pipelines.cluster import connected
 
 POLL_INTERVAL_S = 0.5
-MAX_RESTARTS = 2
+MAX_ATTEMPTS = 3
+"""How often the work is begun before the death of a worker ends it."""
 SPARE_CPUS = 1
 """For Ray Data's own tasks: a pool that takes every CPU would wait for them for ever."""
 
@@ -79,7 +81,13 @@ def run_shards(
         meter = ray.remote(num_cpus=0)(_Meter).remote()
         refs = [ray.put(shard) for shard in shards]
         with _clear_failures(ray), _listening(ray, meter, on_counts):
-            _run_pool(ray, refs, make_worker, meter, size=size, num_cpus=cpus_per_worker)
+            for attempt in range(1, MAX_ATTEMPTS + 1):
+                try:
+                    _run_pool(ray, refs, make_worker, meter, size=size, num_cpus=cpus_per_worker)
+                    break
+                except ray.exceptions.RayActorError:
+                    if attempt == MAX_ATTEMPTS:
+                        raise
 
 
 def _run_pool(
@@ -93,16 +101,19 @@ def _run_pool(
 ) -> None:
     from ray.data import ActorPoolStrategy
 
-    rows = [{"shard": index} for index in range(len(refs))]
-    done = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-        _ShardActor,
-        fn_constructor_args=(make_worker, refs, meter),
-        batch_size=1,
-        compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
-        num_cpus=num_cpus,
-        max_restarts=MAX_RESTARTS,
-        max_task_retries=MAX_RESTARTS,
+    rows = ray.data.from_items(
+        [{"shard": index} for index in range(len(refs))], override_num_blocks=len(refs)
     )
+    with warnings.catch_warnings():  # Ray 2.60 has no other way to say `max_restarts` yet
+        warnings.simplefilter("ignore", DeprecationWarning)
+        done = rows.map_batches(
+            _ShardActor,
+            fn_constructor_args=(make_worker, refs, meter),
+            batch_size=1,
+            compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
+            num_cpus=num_cpus,
+            max_restarts=0,  # left to Ray, a prompt that kills its worker does so for ever
+        )
     num_done = sum(len(batch["shard"]) for batch in done.iter_batches(batch_size=None))
     assert num_done == len(refs), f"{num_done} of {len(refs)} shards came back"
 
