@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_ray.context import DecodeContext
+from hvd_ray.errors import NotSupportedError
 from hvd_ray.payoff.features import NUM_FEATURES, FeatureExtractor
 from hvd_ray.payoff.predictor import Payoff, PayoffPredictor
-from hvd_ray.types import Draft
+from hvd_ray.types import Draft, Float32Array
 
 
 class PredictorEstimator:
@@ -22,6 +23,20 @@ class PredictorEstimator:
         """What is expected of a draft at the context's position."""
         self._extractor.write(draft, context, self._features_1F[0])
         return self._predictor.predict(self._features_1F)
+
+    def survival(self, draft: Draft, context: DecodeContext) -> Float32Array:
+        """P(at least k tokens are accepted), k = 1..draft length; `cost_policy`'s view.
+
+        Raises:
+            NotSupportedError: the predictor has no survival head.
+        """
+        survival_BK = self.payoff(draft, context).survival_BK
+        if survival_BK is None:
+            raise NotSupportedError(
+                "hvd_cost with a predictor of kind mlp; train one with `hvd train --kind survival`"
+            )
+        curve_K: Float32Array = survival_BK[0, : len(draft)]
+        return curve_K
 
     def expected_length(self, draft: Draft, context: DecodeContext) -> float:
         """Expected accepted length, in tokens; 0 for an empty draft."""
