@@ -63,7 +63,7 @@ def test_labels_equal_those_of_a_plain_walk(make_trace, extractor):
 
 
 def test_the_prompt_alone_is_drafted_from(make_trace, extractor):
-    trace = make_trace(prompt=PHRASE + PHRASE[:2], output=PHRASE[2:] + (20,))
+    trace = make_trace(prompt=PHRASE + PHRASE[:2], output=(*PHRASE[2:], 20))
     labels = label_shard([trace], drafter_config=CONFIG, extractor=extractor)
     assert labels.table["accepted_len"].to_pylist()[0] == 2, "factor 1: as long as the match"
 
@@ -125,7 +125,7 @@ def test_history_follows_the_walk_that_verifies_every_draft(make_trace, extracto
             seen.append((context.num_generated, outcomes, list(context.history.selections)))
             extractor.write(draft, context, out_F)
 
-    trace = make_trace(prompt=PHRASE * 2, output=PHRASE + (20,) + PHRASE)
+    trace = make_trace(prompt=PHRASE * 2, output=(*PHRASE, 20, *PHRASE))
     labels = label_trace(trace, drafter=SuffixDrafter(CONFIG), extractor=Spy())
     visits = np.flatnonzero(labels.is_visited_T).tolist()
     expected = [0]

@@ -188,7 +188,7 @@ def test_the_oracle_finds_the_cheapest_way(make_trace):
 
 
 def test_the_oracle_keeps_the_cache_as_replay_does(make_trace):
-    traces = [make_trace(f"t{i}", prompt=(i, 3), output=PHRASE + (i,)) for i in range(3)]
+    traces = [make_trace(f"t{i}", prompt=(i, 3), output=(*PHRASE, i)) for i in range(3)]
     by_policy, by_oracle = SuffixDrafter(), SuffixDrafter()
     for trace in traces:
         plain = replay(trace, AlwaysCache(), drafter=by_policy, costs=COSTS)
