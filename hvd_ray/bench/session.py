@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hvd_ray.bench.cells import Arm, Sample, aggregate_rows, workload_rows
-from hvd_ray.bench.measure import measure
+from hvd_ray.bench.measure import BuildDecoder, measure
+from hvd_ray.bench.payoff import PayoffSource, find_payoff
 from hvd_ray.bench.plan import Plan, Sampling, ask, choose_arms, choose_filling
 from hvd_ray.bench.report import exactness_notes, slowdown_notes
 from hvd_ray.bench.result import BenchResult, CacheState
@@ -19,9 +20,9 @@ from hvd_ray.config import Config
 from hvd_ray.decode import Decoder
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import NotSupportedError, UserError
-from hvd_ray.payoff.policy import PayoffEstimator
+from hvd_ray.fetch import model_fingerprint, resolve_model, tokenizer_sha
 from hvd_ray.provenance import provenance
-from hvd_ray.systems import NEEDS_PREDICTOR, SYSTEMS, build_decoder, check_system
+from hvd_ray.systems import NEEDS_PREDICTOR, SYSTEMS, build_decoder, check_system, load_engine
 from hvd_ray.text import TextCodec
 
 CacheChoice = Literal["cold", "warm", "both"]
@@ -95,7 +96,7 @@ class Progress(Protocol):
 
 
 EngineLoader = Callable[[Config], tuple[Engine, TextCodec]]
-EstimatorLoader = Callable[[Engine, TextCodec], PayoffEstimator]
+PayoffFinder = Callable[[Config], PayoffSource]
 
 
 def run_bench(
@@ -103,9 +104,8 @@ def run_bench(
     config: Config,
     *,
     progress: Progress,
-    load_engine: EngineLoader,
-    load_estimator: EstimatorLoader | None,
-    facts: Mapping[str, Any] | None = None,
+    load_engine: EngineLoader = load_engine,
+    find_payoff: PayoffFinder = find_payoff,
 ) -> BenchResult:
     """Measure and summarise.
 
@@ -113,31 +113,23 @@ def run_bench(
         options: what is measured.
         config: model, drafting, policies and seed.
         progress: hears the stages and requests.
-        load_engine: of the target; called once the prompts are known to be good.
-        load_estimator: of the payoff; None where no predictor is registered.
-        facts: for the provenance, what the caller knows besides: checkpoint, predictor.
+        load_engine: of the target; called once everything else is known to be good.
+        find_payoff: of the predictor; called if a system needs one.
 
     Raises:
         UserError: something asked for cannot be had; nothing was measured then.
     """
-    systems, notes = _affordable(options.systems, has_predictor=load_estimator is not None)
+    prompts = options.load()
+    chosen = select(prompts, split=options.split, limit=options.limit)
+    systems, payoff, notes = _affordable(options.systems, config, find_payoff)
     arms = choose_arms(systems, CACHES[options.cache])
-    chosen, fillers = _choose_prompts(options, arms)
+    is_warm = any(arm.cache == "warm" for arm in arms)
+    fillers = choose_filling(prompts, chosen) if is_warm else {}
     load_average = os.getloadavg()[0]
     progress.stage(f"loading {config.model} ({config.dtype})")
     engine, codec = load_engine(config)
-    sampling = Sampling(options.max_tokens, options.temperature, config.seed)
-    measured, filling = (
-        ask(prompts, codec=codec, capabilities=engine.capabilities, sampling=sampling)
-        for prompts in (chosen, fillers)
-    )
-    needs_estimator = not NEEDS_PREDICTOR.isdisjoint(systems)
-    estimator = load_estimator(engine, codec) if load_estimator and needs_estimator else None
-
-    def build(system: str) -> Decoder:
-        return build_decoder(system, engine=engine, codec=codec, config=config, estimator=estimator)
-
-    plan = Plan(arms, measured, filling)
+    plan = _plan(arms, chosen, fillers, engine=engine, codec=codec, options=options, config=config)
+    build = _builder(engine, codec, config, payoff)
     progress.stage("warming up")
     progress.expect(plan.num_requests)
     num_done = count(1)
@@ -148,28 +140,82 @@ def run_bench(
         config=config,
         workload_hash=workload_hash(chosen),
         options=_plain(options),
-        filling_prompts={workload: len(asked) for workload, asked in filling.items()},
+        filling_prompts={workload: len(asked) for workload, asked in plan.filling.items()},
         warm_up="one short request a system, one pass of each number of rows; not counted",
         load_average=round(load_average, 2),
-        **(facts or {}),
+        **_checkpoint(config),
+        **(payoff.facts if payoff else {}),
     )
     return summarise(samples, engine, config, notes=notes, about=about)
 
 
+def _affordable(
+    asked: tuple[str, ...] | None, config: Config, find_payoff: PayoffFinder
+) -> tuple[tuple[str, ...], PayoffSource | None, list[str]]:
+    """The systems to measure, the predictor they need, and what is left out.
+
+    By default the systems that need a predictor are measured where the target has a champion.
+
+    Raises:
+        UserError: a predictor, or a system that needs one, was asked for and there is none.
+    """
+    wanted = SYSTEMS if asked is None else asked
+    if NEEDS_PREDICTOR.isdisjoint(wanted):
+        return wanted, None, []
+    try:
+        return wanted, find_payoff(config), []
+    except UserError as error:
+        if asked is not None or config.policy.predictor is not None:
+            raise
+        left_out = ", ".join(system for system in SYSTEMS if system in NEEDS_PREDICTOR)
+        kept = tuple(system for system in SYSTEMS if system not in NEEDS_PREDICTOR)
+        return kept, None, [f"{left_out} left out: {error}"]
+
+
+def _plan(
+    arms: tuple[Arm, ...],
+    chosen: Sequence[Prompt],
+    fillers: Mapping[str, Sequence[Prompt]],
+    *,
+    engine: Engine,
+    codec: TextCodec,
+    options: BenchOptions,
+    config: Config,
+) -> Plan:
+    sampling = Sampling(options.max_tokens, options.temperature, config.seed)
+    filling = [prompt for of_workload in fillers.values() for prompt in of_workload]
+    measured, known = (
+        ask(prompts, codec=codec, capabilities=engine.capabilities, sampling=sampling)
+        for prompts in (chosen, filling)
+    )
+    return Plan(arms, measured, known)
+
+
+def _builder(
+    engine: Engine, codec: TextCodec, config: Config, payoff: PayoffSource | None
+) -> BuildDecoder:
+    vocab_size = engine.capabilities.vocab_size
+    estimator = payoff.estimator(codec, vocab_size=vocab_size) if payoff else None
+
+    def build(system: str) -> Decoder:
+        return build_decoder(system, engine=engine, codec=codec, config=config, estimator=estimator)
+
+    return build
+
+
+def _checkpoint(config: Config) -> dict[str, str]:
+    """Which weights and tokenizer were measured, whatever their folder is called."""
+    model = resolve_model(config.model)
+    if not model.is_local:
+        return {}
+    return {
+        "model_fingerprint": model_fingerprint(model.path_or_id),
+        "tokenizer_sha": tokenizer_sha(model.path_or_id),
+    }
+
+
 def _plain(options: BenchOptions) -> dict[str, Any]:
     return asdict(options) | {"prompt_files": [str(path) for path in options.prompt_files]}
-
-
-def _choose_prompts(
-    options: BenchOptions, arms: Sequence[Arm]
-) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
-    """What is measured, and what fills warm caches before."""
-    prompts = options.load()
-    chosen = select(prompts, split=options.split, limit=options.limit)
-    if not any(arm.cache == "warm" for arm in arms):
-        return chosen, ()
-    filling = choose_filling(prompts, chosen)
-    return chosen, [prompt for of_workload in filling.values() for prompt in of_workload]
 
 
 def summarise(
@@ -187,23 +233,3 @@ def summarise(
     aggregate = tuple(aggregate_rows(samples, **labels, seed=config.seed))
     spoken = (*notes, *exactness_notes(rows), *slowdown_notes(rows))
     return BenchResult(about, spoken, rows, aggregate)
-
-
-def _affordable(
-    asked: tuple[str, ...] | None, *, has_predictor: bool
-) -> tuple[tuple[str, ...], list[str]]:
-    """The systems to measure; by default those that need a predictor only where there is one."""
-    if asked is None and has_predictor:
-        return SYSTEMS, []
-    if asked is not None:
-        if not has_predictor and not NEEDS_PREDICTOR.isdisjoint(asked):
-            raise UserError(
-                f"system {', '.join(NEEDS_PREDICTOR.intersection(asked))} needs a payoff "
-                "predictor and none is registered: train one with `hvd train`, or name a folder "
-                "with --predictor"
-            )
-        return asked, []
-    left_out = [system for system in SYSTEMS if system in NEEDS_PREDICTOR]
-    kept = tuple(system for system in SYSTEMS if system not in NEEDS_PREDICTOR)
-    note = f"{', '.join(left_out)} left out: no payoff predictor is registered, see `hvd train`."
-    return kept, [note]

@@ -1,9 +1,11 @@
 """A whole run on the toy engine, and what is refused before the target is even loaded."""
 
 import json
+from typing import ClassVar
 
 import pytest
 
+from hvd_ray.bench import session
 from hvd_ray.bench.session import BenchOptions, run_bench
 from hvd_ray.config import Config
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
@@ -27,8 +29,19 @@ class Silent:
 
 
 class Promise:
+    """Stands for a predictor that expects much of every draft."""
+
+    facts: ClassVar[dict] = {"predictor": "a promise"}
+
+    def estimator(self, codec, *, vocab_size):  # noqa: ARG002
+        return self
+
     def expected_length(self, draft, context):  # noqa: ARG002
         return 100.0
+
+
+def _none(config):  # noqa: ARG001
+    raise UserError("no predictor: train one with `hvd train`")
 
 
 def _toy(config):  # noqa: ARG001
@@ -39,15 +52,20 @@ def _never(*_):
     raise AssertionError("the target was loaded")
 
 
-def _run(options, *, load_engine=_toy, load_estimator=lambda *_: Promise(), progress=None):
+def _run(options, *, load_engine=_toy, find_payoff=lambda _: Promise(), progress=None, config=None):
     return run_bench(
         options,
-        Config(),
+        config or Config(),
         progress=progress or Silent(),
         load_engine=load_engine,
-        load_estimator=load_estimator,
-        facts={"model_fingerprint": "abc"},
+        find_payoff=find_payoff,
     )
+
+
+@pytest.fixture(autouse=True)
+def no_checkpoint(monkeypatch):
+    """The toy engine has no folder whose weights could be named."""
+    monkeypatch.setattr(session, "_checkpoint", lambda _: {})
 
 
 @pytest.fixture
@@ -73,7 +91,7 @@ def test_a_run_gives_a_row_for_each_workload_system_and_cache_state(prompt_file)
     assert {row.system for row in result.aggregate} == set(SYSTEMS)
     assert all(row.identical_to_greedy == 1 for row in result.rows)
     assert all(row.prompts == 2 for row in result.rows)
-    assert result.provenance["model_fingerprint"] == "abc"
+    assert result.provenance["predictor"] == "a promise"
     assert len(result.provenance["workload_hash"]) == 64
     assert json.dumps(result.as_json(), allow_nan=False)
     assert result.provenance["filling_prompts"] == {"one": 1, "two": 1}
@@ -87,7 +105,7 @@ def test_the_limit_counts_prompts_of_each_workload(prompt_file):
 
 def test_without_a_predictor_its_systems_are_left_out_and_that_is_said(prompt_file):
     options = BenchOptions(prompt_files=(prompt_file,), max_tokens=5)
-    result = _run(options, load_estimator=None)
+    result = _run(options, find_payoff=_none)
     assert {row.system for row in result.rows} == set(SYSTEMS) - {"hvd_tau"}
     assert any("hvd_tau left out" in note for note in result.notes)
 
@@ -95,13 +113,18 @@ def test_without_a_predictor_its_systems_are_left_out_and_that_is_said(prompt_fi
 def test_asking_for_a_system_whose_predictor_is_missing_is_refused(prompt_file):
     options = BenchOptions(prompt_files=(prompt_file,), systems=("hvd_tau",))
     with pytest.raises(UserError, match="hvd train"):
-        _run(options, load_engine=_never, load_estimator=None)
+        _run(options, load_engine=_never, find_payoff=_none)
+
+
+def test_a_predictor_that_was_named_and_cannot_be_had_is_refused(prompt_file):
+    config = Config.model_validate({"policy": {"predictor": "nowhere"}})
+    options = BenchOptions(prompt_files=(prompt_file,))
+    with pytest.raises(UserError, match="hvd train"):
+        _run(options, load_engine=_never, find_payoff=_none, config=config)
 
 
 def test_a_float32_output_that_differs_is_called_a_fault(prompt_file):
     """The toy engine is float32: a system with another target must not pass unnoticed."""
-    from hvd_ray.bench import session
-
     real = session.build_decoder
 
     def build_decoder(system, *, engine, **rest):

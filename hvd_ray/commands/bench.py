@@ -1,0 +1,193 @@
+"""`hvd bench`: what each kind of speculative decoding brings, on your prompts and this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hvd_ray.commands.arguments import names_in, places, sorted_out
+from hvd_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from hvd_ray.bench.result import BenchResult
+    from hvd_ray.bench.session import BenchOptions
+
+EXAMPLE = (
+    "Example: `hvd bench --systems suffix,hvd_tau --prompts mine.jsonl --max-tokens 128 "
+    "--out result.json policy.tau=4`"
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench", epilog=EXAMPLE)(bench)
+
+
+def bench(
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE|NAME|KEY=VALUE]...",
+            help="More prompt files or workloads, and settings such as policy.tau=4.",
+        ),
+    ] = None,
+    systems: Annotated[
+        str | None,
+        typer.Option(help="Systems to compare, by comma. Default: all. greedy always runs."),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE...", help="JSONL files of prompts.")
+    ] = None,
+    workloads: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Shipped workloads, by comma. Default: all.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="train, test or all, of files with splits.")] = "test",
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="At most N prompts of each workload.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Output tokens of a request. Default: 128.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="For every prompt. Default: the prompt's own, or 0.")
+    ] = None,
+    cache: Annotated[
+        str,
+        typer.Option(
+            help="cold: empty at the start of a workload; warm: filled with the outputs of its "
+            "train prompts before; both."
+        ),
+    ] = "cold",
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32.")] = None,
+    engine: Annotated[str, typer.Option(help="torch.")] = "torch",
+    predictor: Annotated[
+        str | None,
+        typer.Option(metavar="REF", help="A folder or models:/NAME@ALIAS. Default: the champion."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    micro: Annotated[
+        bool, typer.Option("--micro", help="Instead: the cost of one decision, in microseconds.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the JSON result there as well.")
+    ] = None,
+) -> None:
+    """Measure systems against plain decoding, in turns, prompt by prompt, on the same prompts."""
+    from hvd_ray.bench.result import check_writable
+    from hvd_ray.bench.session import BenchOptions
+
+    names, settings = sorted_out(more or ())
+    files, named = places(names, prompts=prompts or (), workloads=workloads)
+    if out is not None:
+        check_writable(out)
+    if dtype is not None:
+        settings.append(f"dtype={dtype}")
+    if predictor is not None:
+        settings.append(f"policy.predictor={predictor}")
+    if micro:
+        _answer_micro(_micro(settings, config), as_json=as_json, out=out)
+        return
+    options = BenchOptions(
+        systems=names_in(systems),
+        prompt_files=files,
+        workloads=named,
+        split=split,  # type: ignore[arg-type]
+        limit=limit,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        cache=cache,  # type: ignore[arg-type]
+        engine=engine,
+    )
+    _answer(measured(options, settings, config), as_json=as_json, out=out)
+
+
+def measured(
+    options: BenchOptions, settings: Sequence[str] = (), config_file: Path | None = None
+) -> BenchResult:
+    """Run `options` with settings given as `key=value`, and show the progress."""
+    from hvd_ray.bench.session import run_bench
+    from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.config import load_config
+    from hvd_ray.systems import SYSTEMS
+
+    running = SYSTEMS if options.systems is None else options.systems
+    config = load_config(config_file, settings, policies=running)
+    with shown_progress("requests") as progress:
+        return run_bench(options, config, progress=progress)
+
+
+def _answer(result: BenchResult, *, as_json: bool, out: Path | None) -> None:
+    from rich.console import Console
+
+    from hvd_ray.bench.terminal import terminal_report
+
+    if out is not None:
+        result.write(out)
+    if as_json:
+        print(json.dumps(result.as_json(), indent=2, allow_nan=False))
+        return
+    Console().print(terminal_report(result))
+    if out is not None:
+        print(f"written: {out}")
+
+
+def _micro(settings: Sequence[str], config_file: Path | None) -> dict[str, Any]:
+    """The micro figures, with the champion or, without one, a predictor of the same shape."""
+    from hvd_ray.bench.micro import DEFINITIONS, micro_figures, untrained_predictor
+    from hvd_ray.bench.payoff import feature_extractor, find_payoff
+    from hvd_ray.bench.plan import encode_prompt
+    from hvd_ray.bench.workloads import load_shipped
+    from hvd_ray.config import load_config
+    from hvd_ray.payoff.predictor import PayoffPredictor
+    from hvd_ray.pipelines.collect import open_target
+    from hvd_ray.provenance import provenance
+
+    config = load_config(config_file, settings, policies=["hvd_tau"])
+    predictor: PayoffPredictor = untrained_predictor()
+    facts: dict[str, Any] = {"predictor": "untrained, of the same shape"}
+    try:
+        payoff = find_payoff(config)
+    except UserError:
+        if config.policy.predictor is not None:
+            raise
+    else:
+        predictor, facts = payoff.predictor, payoff.facts
+    codec, target = open_target(config)
+    vocab_size = target.capabilities.vocab_size
+    figures = micro_figures(
+        [encode_prompt(prompt, codec) for prompt in load_shipped().prompts],
+        predictor=predictor,
+        extractor=feature_extractor(
+            codec, vocab_size=vocab_size, tokenizer_sha=target.tokenizer_sha
+        ),
+        config=config,
+    )
+    return {**figures, "definitions": DEFINITIONS, "provenance": provenance(config=config, **facts)}
+
+
+def _answer_micro(figures: dict[str, Any], *, as_json: bool, out: Path | None) -> None:
+    from hvd_ray.home import atomic_path
+
+    text = json.dumps(figures, indent=2, allow_nan=False)
+    if out is not None:
+        with atomic_path(out) as draft:
+            draft.write_text(text + "\n", encoding="utf-8")
+    if as_json:
+        print(text)
+        return
+    for name in ("decision", "decision_p99", "lookup", "features", "predictor", "observe"):
+        print(f"{name:14} {_in_us(figures[f'{name}_us'])}")
+    print(f"labelling      {figures['label_positions_per_second_per_core']:,} positions/s a core")
+    print(f"predictor      {figures['provenance']['predictor']}")
+    if out is not None:
+        print(f"written: {out}")
+
+
+def _in_us(value: float | dict[str, float]) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{us:,.1f} us for {size}" for size, us in value.items())
+    return f"{value:,.1f} us"
