@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,9 @@ as one, waiting for each other; and the weights do not depend on how many there 
 
 LogMetrics = Callable[[Mapping[str, float], int], None]
 """Takes named figures and the epoch (from 1) they belong to."""
+
+OnEpoch = Callable[[int, Callable[[], MlpPredictor]], None]
+"""Takes the epoch (from 1) that is over, and what makes the predictor as it stands then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,7 @@ def train_predictor(
     tokenizer_sha: str | None = None,
     provenance: Mapping[str, Any] | None = None,
     log_metrics: LogMetrics | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> TrainedPredictor:
     """Train on the train split, judge on the test split.
 
@@ -112,9 +117,18 @@ def train_predictor(
         tokenizer_sha: of that target; a predictor is refused under another tokenizer.
         provenance: goes on the card.
         log_metrics: hears the training loss after every epoch.
+        on_epoch: called after every epoch, for judges that stop early; it may end the training
+            by raising.
     """
-    network = _fit(labels.train, settings, log_metrics or (lambda _figures, _epoch: None))
     card = PredictorCard(kind=settings.kind, model=model, tokenizer_sha=tokenizer_sha)
+
+    def over(epoch: int, loss: float, export: Callable[[], Network]) -> None:
+        if log_metrics is not None:
+            log_metrics({"train_loss": loss}, epoch)
+        if on_epoch is not None:
+            on_epoch(epoch, lambda: MlpPredictor(export(), card))
+
+    network = _fit(labels.train, settings, over)
     rows = judged(MlpPredictor(network, card), labels.test, tau=settings.tau)
     training = {
         **asdict(settings),
@@ -130,7 +144,11 @@ def train_predictor(
     return TrainedPredictor(MlpPredictor(network, card), rows)
 
 
-def _fit(train: LabelSet, settings: TrainingSettings, log_metrics: LogMetrics) -> Network:
+_EpochOver = Callable[[int, float, Callable[[], Network]], None]
+"""Takes epoch, mean loss, and what exports the network."""
+
+
+def _fit(train: LabelSet, settings: TrainingSettings, over: _EpochOver) -> Network:
     import torch
 
     mean_F, scale_F = _moments(train.features_NF)
@@ -138,8 +156,10 @@ def _fit(train: LabelSet, settings: TrainingSettings, log_metrics: LogMetrics) -
     with torch.random.fork_rng(devices=[]), _threads_for(settings.batch_for(len(train))):
         torch.manual_seed(settings.seed)
         model = _new_model(settings, train)
-        _descend(model, features_NF, _Truth.of(train), settings, log_metrics)
-    return _exported(model, train.features_NF, mean_F=mean_F, scale_F=scale_F)
+        export = partial(_exported, model, train.features_NF, mean_F=mean_F, scale_F=scale_F)
+        for epoch, loss in _descend(model, features_NF, _Truth.of(train), settings):
+            over(epoch, loss, export)
+    return export()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +235,8 @@ def _descend(
     features_NF: torch.Tensor,
     truth: _Truth,
     settings: TrainingSettings,
-    log_metrics: LogMetrics,
-) -> None:
+) -> Iterator[tuple[int, float]]:
+    """Train in place; gives each epoch (from 1) and its mean loss as it is over."""
     import torch
 
     loss_of = {"mlp": _squared_error, "survival": _conditional_cross_entropy}[settings.kind]
@@ -232,7 +252,7 @@ def _descend(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += float(loss.detach()) * len(rows_B)
-        log_metrics({"train_loss": total / num_positions}, epoch)
+        yield epoch, total / num_positions
 
 
 def _squared_error(outputs_B1: torch.Tensor, truth: _Truth) -> torch.Tensor:
@@ -265,8 +285,8 @@ def _exported(
     layers: list[Layer] = []
     for module in model:
         if isinstance(module, torch.nn.Linear):
-            weight_IO = module.weight.detach().numpy().T
-            layers.append((np.ascontiguousarray(weight_IO), module.bias.detach().numpy().copy()))
+            weight_IO = module.weight.detach().numpy().T.copy()
+            layers.append((weight_IO, module.bias.detach().numpy().copy()))
     first_weight_IO, first_bias_O = (part.astype(np.float64) for part in layers[0])
     layers[0] = folded(first_weight_IO, first_bias_O, mean_F=mean_F, scale_F=scale_F)
     return Network(layers, low_F=features_NF.min(axis=0), high_F=features_NF.max(axis=0))
