@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,9 +23,11 @@ POLICY_NAMES: tuple[PolicyName, ...] = (
 )
 Dtype = Literal["float32", "bfloat16"]
 DEFAULT_MODEL = "smollm2-135m"
+LISTED_IN = "hvd_ray/config.py"
 
 Positive = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class _Section(BaseModel):
@@ -115,15 +117,34 @@ def load_config(
     Warns:
         UserWarning: a setting was given that no policy uses that will run.
     """
+    tree = read_settings(path, overrides)
+    config = validated(Config, tree)
+    _warn_of_idle_settings(tree, config.policy.name, policies)
+    return config
+
+
+def read_settings(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """A YAML file's tree with `section.key=value` overrides applied in order; not validated.
+
+    Raises:
+        UserError: the file is absent or no mapping, or an override is malformed.
+    """
     tree = _read_yaml(path) if path else {}
     for override in overrides:
         _apply(tree, override)
+    return tree
+
+
+def validated(model: type[Settings], tree: dict[str, Any], *, where: str = LISTED_IN) -> Settings:
+    """A tree of settings as its model; `where` says which file lists what is allowed.
+
+    Raises:
+        UserError: a key is unknown or a value is out of range; one line that names the key.
+    """
     try:
-        config = Config.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
-        raise UserError(_one_line(error)) from None
-    _warn_of_idle_settings(tree, config.policy.name, policies)
-    return config
+        raise UserError(_one_line(error, where)) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -157,11 +178,11 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     tree[leaf] = value
 
 
-def _one_line(error: ValidationError) -> str:
+def _one_line(error: ValidationError, where: str) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"setting {key}: unknown; the settings are listed in hvd_ray/config.py"
+        return f"setting {key}: unknown; the settings are listed in {where}"
     return f"setting {key}: {first['msg']}, got {first['input']!r}"
 
 
