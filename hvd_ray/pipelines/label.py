@@ -67,7 +67,7 @@ def label(options: LabelOptions, config: Config, *, progress: RunProgress) -> di
     """
     progress.stage(f"reading the traces in {options.traces}")
     plan = plan_labels(options.traces, num_shards=options.num_shards)
-    classes = _token_classes(options.model or _noted_model(options, plan), plan.tokenizer_sha)
+    classes = token_classes_of(options.model or _noted_model(options, plan), plan.tokenizer_sha)
     with claimed(options.out, _settings(options, config, plan)) as folder:
         _run(plan, classes, options, config, progress)
         result = {**summarise(options.out, plan).as_json(), "shards": len(plan.shards)}
@@ -130,7 +130,7 @@ def _noted_model(options: LabelOptions, plan: LabelPlan) -> str:
     return str(manifest.get("model", plan.model))
 
 
-def _token_classes(model_name: str, sha: str) -> TokenClasses:
+def token_classes_of(model_name: str, sha: str) -> TokenClasses:
     """The token classes of the traces' tokenizer.
 
     Raises:
