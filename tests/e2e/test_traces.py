@@ -6,13 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from hvd_ray.config import Config
+from hvd_ray.errors import UserError
 from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
+from hvd_ray.pipelines.collect import CollectOptions, collect
+from hvd_ray.pipelines.label import LabelOptions, label
 from hvd_ray.traces.store import read_labels, read_steps, read_traces
 
 pytestmark = pytest.mark.ray
@@ -42,48 +47,54 @@ def prompts(tmp_path_factory) -> Path:
     return file
 
 
-class Hvd:
-    """The command line in processes of their own, on the tests' cluster."""
+class Silent:
+    """A `RunProgress` that tells nobody."""
 
-    def __init__(self, ray, home: Path) -> None:
-        address = ray.get_runtime_context().gcs_address
-        self.env = os.environ | {"RAY_ADDRESS": address, "HVD_HOME": str(home)}
-
-    def start(self, *args: object) -> subprocess.Popen:
-        command = [sys.executable, "-m", "hvd_ray.cli", "traces", *map(str, args)]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=self.env, stdout=pipe, stderr=pipe, text=True)
-
-    def run(self, *args: object) -> subprocess.CompletedProcess:
-        process = self.start(*args)
-        stdout, stderr = process.communicate(timeout=300)
-        return subprocess.CompletedProcess(args, process.returncode, stdout, stderr)
-
-    def json(self, *args: object) -> dict:
-        done = self.run(*args, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    def stage(self, text): ...
+    def expect(self, total): ...
+    def advance(self, done, text): ...
 
 
 @pytest.fixture(scope="module")
-def hvd(ray_session, tmp_path_factory) -> Hvd:
-    return Hvd(ray_session, tmp_path_factory.mktemp("home"))
+def env(ray_session, tmp_path_factory) -> Iterator[dict[str, str]]:
+    """For processes of their own on the tests' cluster, and for this one: a home of the tests'."""
+    home = str(tmp_path_factory.mktemp("home"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HVD_HOME", home)
+        address = ray_session.get_runtime_context().gcs_address
+        yield os.environ | {"RAY_ADDRESS": address}
 
 
 @pytest.fixture(scope="module")
-def collect_args(prompts, tiny_llama_path) -> list:
-    return [
-        "collect", "--prompts", prompts, "--model", tiny_llama_path, "--dtype", "float32",
-        "--max-tokens", 40, "--policy", "suffix", "--workers", 2,
-    ]  # fmt: skip
+def collect_into(env, prompts, tiny_llama_path) -> Callable[..., dict]:  # noqa: ARG001
+    config = Config(model=str(tiny_llama_path), dtype="float32")
+
+    def run(out: Path, **changes: object) -> dict:
+        options = CollectOptions(
+            out=out, prompt_files=(prompts,), policy="suffix", max_tokens=40, num_workers=2
+        )
+        return collect(replace(options, **changes), config, progress=Silent())
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def collected(hvd, collect_args, tmp_path_factory) -> Path:
+def collected(collect_into, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "traces"
-    result = hvd.json(*collect_args, "--out", out)
+    result = collect_into(out)
     assert (result["traces"], result["failed"]) == (NUM_PROMPTS, 1)
     return out
+
+
+def _label(traces: Path, out: Path, **options: object) -> dict:
+    return label(LabelOptions(traces, out, **options), Config(), progress=Silent())
+
+
+def _start(env, *args: object) -> subprocess.Popen:
+    command = [sys.executable, "-m", "hvd_ray.cli", "traces", *map(str, args)]
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _trace_rows(out: Path):
@@ -133,22 +144,27 @@ def test_the_steps_add_up_to_the_outputs(collected):
         assert emitted == len(trace.output_token_ids)
 
 
-def test_a_killed_collection_ends_with_the_same_rows(hvd, collect_args, collected, tmp_path):
+def test_a_killed_collection_ends_with_the_same_rows(
+    env, prompts, tiny_llama_path, collect_into, collected, tmp_path
+):
     out = tmp_path / "traces"
-    _kill_once_a_part_is_there(hvd.start(*collect_args, "--out", out), out / "traces")
-    found = {trace.trace_id for trace in read_traces(out)}
-    assert 0 < len(found) < NUM_PROMPTS, "killed half-way"
-    result = hvd.json(*collect_args, "--out", out)
+    process = _start(
+        env, "collect", "--prompts", prompts, "--model", tiny_llama_path, "--dtype", "float32",
+        "--max-tokens", 40, "--policy", "suffix", "--workers", 1, "--out", out,
+    )  # fmt: skip
+    _kill_once_a_part_is_there(process, out / "traces")
+    assert 0 < len(read_traces(out)) < NUM_PROMPTS, "killed half-way"
+    result = collect_into(out)
     assert result["resumed"]
     assert result["traces"] == NUM_PROMPTS
     assert _trace_rows(out) == _trace_rows(collected)
 
 
-def test_labels_are_the_same_for_any_number_of_workers(hvd, collected, tmp_path):
+def test_labels_are_the_same_for_any_number_of_workers(collected, tmp_path):
     tables = []
     for workers in (1, 2):
         out = tmp_path / f"labels-{workers}"
-        result = hvd.json("label", collected, "--out", out, "--workers", workers)
+        result = _label(collected, out, num_workers=workers)
         assert (result["traces"], result["failed"]) == (NUM_PROMPTS - 1, 1)
         tables.append(_labels(out))
         assert result["positions"] == tables[-1].num_rows
@@ -156,57 +172,70 @@ def test_labels_are_the_same_for_any_number_of_workers(hvd, collected, tmp_path)
     assert set(tables[0]["split"].to_pylist()) == {"train", "test"}
 
 
-def test_a_killed_labelling_ends_with_the_same_rows(hvd, collected, tmp_path):
-    args = ["label", collected, "--shards", 6, "--out"]
-    _kill_once_a_part_is_there(hvd.start(*args, tmp_path / "killed"), tmp_path / "killed/labels")
-    for name in ("killed", "whole"):
-        hvd.json(*args, tmp_path / name)
-    assert _labels(tmp_path / "killed").equals(_labels(tmp_path / "whole"))
+def test_a_killed_labelling_ends_with_the_same_rows(env, collected, tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = _start(env, "label", collected, "--shards", 6, "--out", killed)
+    _kill_once_a_part_is_there(process, killed / "labels")
+    assert _label(collected, killed, num_shards=6)["resumed"]
+    _label(collected, whole, num_shards=6)
+    assert _labels(killed).equals(_labels(whole))
 
 
-def test_other_settings_are_refused_and_nothing_is_written(hvd, collect_args, collected):
+def test_other_settings_are_refused_and_nothing_is_written(collect_into, collected):
+    before = {path: path.stat().st_mtime_ns for path in collected.rglob("*")}
+    with pytest.raises(UserError, match="max_tokens=40, and this run has max_tokens=41"):
+        collect_into(collected, max_tokens=41)
+    assert {path: path.stat().st_mtime_ns for path in collected.rglob("*")} == before
+
+
+def test_a_finished_folder_is_left_as_it_is(collect_into, collected):
     before = {path: path.stat().st_mtime_ns for path in collected.rglob("*.parquet")}
-    done = hvd.run(*collect_args, "--out", collected, "--max-tokens", 41)
-    assert done.returncode == 2
-    assert "max_tokens=40, and this run has max_tokens=41" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert collect_into(collected, num_workers=1)["traces"] == NUM_PROMPTS
     assert {path: path.stat().st_mtime_ns for path in collected.rglob("*.parquet")} == before
 
 
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ('{"id": "a", "prompt": "good"}\n{"id": "b", "prompt"', "bad.jsonl:2"),
-        ('{"id": "a", "prompt": ""}', "bad.jsonl:1: empty prompt"),
-        (json.dumps({"prompt": "the name " * 3000}), "context"),
+        ('{"id": "a", "prompt": "good"}\n{"id": "b", "prompt"', r"bad\.jsonl:2"),
+        ('{"id": "a", "prompt": ""}', r"bad\.jsonl:1: empty prompt"),
+        (json.dumps({"prompt": "the name " * 3000}), r"bad\.jsonl:1: .*context"),
         ("", "is empty"),
     ],
 )
-def test_bad_prompts_are_one_clear_line(hvd, tiny_llama_path, tmp_path, lines, reason):
+def test_bad_prompts_are_one_clear_line(collect_into, tmp_path, lines, reason):
     file = tmp_path / "bad.jsonl"
     file.write_text(lines)
-    out = tmp_path / "out"
-    done = hvd.run("collect", "--prompts", file, "--model", tiny_llama_path, "--out", out)
-    assert done.returncode == 2
-    error = done.stderr.strip().splitlines()[-1]
-    assert error.startswith("hvd: error:")
-    assert reason in error
-    assert "Traceback" not in done.stderr
-    assert not out.exists(), "nothing was written"
+    with pytest.raises(UserError, match=reason) as refused:
+        collect_into(tmp_path / "out", prompt_files=(file,))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists(), "nothing was written"
 
 
-def test_a_cluster_of_ones_own_starts_and_ends_with_the_run(hvd, collected, tmp_path):
-    private = {key: value for key, value in hvd.env.items() if key != "RAY_ADDRESS"}
-    private |= {"TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
-    private.pop("RAY_AUTH_MODE", None)
-    private.pop("RAY_TMPDIR", None)
-    out = tmp_path / "labels"
-    done = subprocess.run(
-        [sys.executable, "-m", "hvd_ray.cli", "traces", "label", str(collected),
-         "--out", str(out), "--json"],
-        env=private, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["positions"] > 0
+def test_a_bad_line_is_skipped_if_asked(collect_into, tmp_path):
+    file = tmp_path / "mixed.jsonl"
+    file.write_text('{"id": "a", "prompt": "Say the name."}\n{"id": "b", "prompt"\n')
+    result = collect_into(tmp_path / "out", prompt_files=(file,), on_bad_line="skip")
+    assert (result["traces"], result["skipped_lines"]) == (1, 1)
+
+
+def test_a_cluster_that_does_not_answer_is_a_clear_line(env, collected, tmp_path):
+    silent = env | {"RAY_ADDRESS": "127.0.0.1:9"}
+    process = _start(silent, "label", collected, "--out", tmp_path / "labels")
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 2
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("hvd: error: no Ray cluster answers at 127.0.0.1:9")
+    assert "Traceback" not in stderr
+
+
+def test_a_cluster_of_ones_own_starts_and_ends_with_the_run(env, collected, tmp_path):
+    private = env | {"TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_TMPDIR"):
+        private.pop(name, None)
+    process = _start(private, "label", collected, "--out", tmp_path / "labels", "--json")
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["positions"] > 0
     assert not (tmp_path / ".ray").exists(), "no token was left in the home folder"
     assert not list(tmp_path.glob("hvd-*")), "the temporary folder is gone"
