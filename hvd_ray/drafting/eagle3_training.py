@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from torch import Tensor
 from hvd_ray.drafting.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from hvd_ray.drafting.eagle3_chain import PackedRows, chain_steps, pack
 from hvd_ray.drafting.eagle3_eval import DraftQuality, evaluate
-from hvd_ray.drafting.eagle3_loss import soft_cross_entropy, target_probs
+from hvd_ray.drafting.eagle3_loss import sample_classes, soft_cross_entropy, target_probs
 from hvd_ray.drafting.eagle3_states import ResponseStates, StateCache
 
 LogMetrics = Callable[[Mapping[str, float], int], None]
@@ -40,9 +41,13 @@ class TrainConfig:
     """Response positions in one optimiser step, each the root of a chain."""
     chain_steps: int = 4
     step_decay: float = 0.8
-    learning_rate: float = 6e-4
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = 1e-3
     lm_head_learning_rate: float = 0.0
     """0 keeps the output projection at the target's rows, which saves a third of the time."""
+    num_likely_classes: int = 4096
+    num_random_classes: int = 1024
+    """The loss looks at these classes of each batch; as many as the vocabulary for all."""
     warmup_steps: int = 50
     final_learning_rate_share: float = 0.05
     grad_clip: float = 0.5
@@ -82,14 +87,33 @@ class Trainer:
             name: getattr(scaled, name).float().clone().requires_grad_() for name in names
         }
         self._base = Eagle3Head(head_config, weights.to(self._dtype))
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [tensor], "peak_lr": self._peak_learning_rate(name)}
-                for name, tensor in self.masters.items()
-            ],
-            betas=(0.9, 0.95),
-            weight_decay=config.weight_decay,
-        )
+        self.optimizers = self._optimizers()
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """AdamW for all, or Muon for the matrices and AdamW for the rest."""
+        groups = {
+            name: {"params": [tensor], "peak_lr": self._peak_learning_rate(name)}
+            for name, tensor in self.masters.items()
+        }
+        decay = self.config.weight_decay
+        if self.config.optimizer == "adamw":
+            return [torch.optim.AdamW(groups.values(), betas=(0.9, 0.95), weight_decay=decay)]
+        is_matrix = {
+            name: tensor.ndim == 2 and name != "lm_head_VH" for name, tensor in self.masters.items()
+        }
+        matrices = [group for name, group in groups.items() if is_matrix[name]]
+        others = [group for name, group in groups.items() if not is_matrix[name]]
+        return [
+            torch.optim.Muon(matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=decay),
+        ]
+
+    def state_of(self, name: str) -> dict[str, Tensor]:
+        """The optimiser's tensors of one master, to be saved or filled in."""
+        master = self.masters[name]
+        owner = next(each for each in self.optimizers if _owns(each, master))
+        state: dict[str, Tensor] = owner.state[master]
+        return state
 
     def _peak_learning_rate(self, name: str) -> float:
         is_projection = name == "lm_head_VH"
@@ -110,8 +134,9 @@ class Trainer:
 
     def step(self, rows: PackedRows, *, step: int) -> dict[str, float]:
         """One optimiser step; returns the metrics to log."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * learning_rate_share(step, self.config)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * learning_rate_share(step, self.config)
         head = self.head()
         is_regression = step < self.config.regression_steps
         loss_of = self._regression_losses if is_regression else self._cross_entropy_losses
@@ -121,8 +146,9 @@ class Trainer:
         )
         torch.autograd.backward(total)
         norm = torch.nn.utils.clip_grad_norm_(self.masters.values(), self.config.grad_clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         kind = "regression" if is_regression else "cross_entropy"
         metrics = {f"{kind}_{i}": float(loss.detach()) for i, loss in enumerate(losses)}
         return metrics | {"loss": float(total.detach()), "grad_norm": float(norm)}
@@ -139,6 +165,12 @@ class Trainer:
 
     def _cross_entropy_losses(self, head: Eagle3Head, rows: PackedRows) -> list[Tensor]:
         probs_RV = target_probs(rows.final_RH.to(self._dtype), self._target_head_VH)
+        classes = sample_classes(
+            probs_RV,
+            num_likely=self.config.num_likely_classes,
+            num_random=self.config.num_random_classes,
+        )
+        probs_RC, head_CH = classes.take(probs_RV), head.weights.lm_head_VH[classes.index_C]
         is_drafted_R = torch.isin(rows.label_R, head.weights.draft_to_target_V)
         losses = []
         for i, normed_RH in enumerate(self._chain(head, rows)):
@@ -147,13 +179,22 @@ class Trainer:
             weight_N = torch.full((int(keep.sum()),), 1.0 / max(1, int(keep.sum())))
             losses.append(
                 soft_cross_entropy(
-                    normed_RH[keep], head.weights.lm_head_VH, probs_RV, row_R[keep], weight_N
+                    normed_RH[keep],
+                    head_CH,
+                    probs_RC,
+                    row_R[keep],
+                    weight_N,
+                    bias_V=classes.bias_C,
                 )
             )
         return losses
 
     def _chain(self, head: Eagle3Head, rows: PackedRows) -> Iterator[Tensor]:
         return chain_steps(head, rows, num_steps=self.config.chain_steps, is_forced=True)
+
+
+def _owns(optimizer: torch.optim.Optimizer, master: Tensor) -> bool:
+    return any(each is master for group in optimizer.param_groups for each in group["params"])
 
 
 def learning_rate_share(step: int, config: TrainConfig) -> float:
@@ -263,9 +304,8 @@ def save_checkpoint(trainer: Trainer, run: Path, *, step: int) -> None:
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach() for name, tensor in trainer.masters.items()}
-    for name, master in trainer.masters.items():
-        for key, value in trainer.optimizer.state[master].items():
-            tensors[f"{name}.{key}"] = value
+    for name in trainer.masters:
+        tensors |= {f"{name}.{key}": value for key, value in trainer.state_of(name).items()}
     path = run / f"checkpoint-{step:06d}.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     pointer = run / "checkpoint.json.partial"
@@ -287,8 +327,9 @@ def load_checkpoint(trainer: Trainer, run: Path) -> int:
     tensors = load_file(run / state["file"])
     for name, master in trainer.masters.items():
         master.data.copy_(tensors[name])
-        keys = ("step", "exp_avg", "exp_avg_sq")
-        trainer.optimizer.state[master] = {
-            key: tensors[f"{name}.{key}"].clone() for key in keys if f"{name}.{key}" in tensors
-        }
+        trainer.state_of(name).update(
+            (key.removeprefix(f"{name}."), tensor.clone())
+            for key, tensor in tensors.items()
+            if key.startswith(f"{name}.")
+        )
     return int(state["step"])

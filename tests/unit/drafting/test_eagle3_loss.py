@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from hvd_ray.drafting.eagle3_loss import soft_cross_entropy, target_probs
+from hvd_ray.drafting.eagle3_loss import sample_classes, soft_cross_entropy, target_probs
 
 
 @pytest.mark.parametrize("num_rows", [1, 7, 300])
@@ -43,3 +43,31 @@ def test_target_probs_are_rows_of_a_softmax() -> None:
     final_NH, head_VH = torch.randn(200, 8), torch.randn(12, 8)
     probs_NV = target_probs(final_NH, head_VH)
     torch.testing.assert_close(probs_NV, (final_NH @ head_VH.T).softmax(-1))
+
+
+def test_all_classes_are_taken_where_there_are_few() -> None:
+    classes = sample_classes(torch.rand(3, 12), num_likely=8, num_random=8)
+    assert classes.index_C.tolist() == list(range(12))
+    assert not classes.bias_C.any()
+
+
+def test_sampled_normaliser_estimates_the_full_one() -> None:
+    torch.manual_seed(0)
+    hidden_NH, head_VH = torch.randn(6, 8), torch.randn(400, 8)
+    probs_NV = torch.randn(6, 400).mul(3).softmax(-1)
+    logits_NV = hidden_NH @ head_VH.T
+    full_N = logits_NV.exp().sum(-1)
+    estimates = []
+    for _ in range(400):
+        classes = sample_classes(probs_NV, num_likely=100, num_random=30)
+        assert len(set(classes.index_C.tolist())) == 130
+        estimates.append((logits_NV[:, classes.index_C] + classes.bias_C).exp().sum(-1))
+    torch.testing.assert_close(torch.stack(estimates).mean(0), full_N, rtol=0.1, atol=0.0)
+
+
+def test_likely_classes_are_those_of_the_batch() -> None:
+    probs_NV = torch.zeros(2, 10)
+    probs_NV[0, 3], probs_NV[1, 7] = 0.9, 0.8
+    classes = sample_classes(probs_NV, num_likely=2, num_random=1)
+    assert set(classes.index_C[:2].tolist()) == {3, 7}
+    torch.testing.assert_close(classes.take(probs_NV).sum(-1), torch.ones(2))
