@@ -15,6 +15,11 @@ COMMAND_MODULES = (
     "fetch",
     "doctor",
     "traces",
+    "train",
+    "drafter",
+    "ui",
+    "bench",
+    "report",
 )
 
 
