@@ -54,7 +54,7 @@ class PayoffPredictor(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the predictor to `folder`, whole or not at all, replacing what is there."""
+        """Write the predictor to `folder`, whole or not at all, replacing one that is there."""
         ...
 
 
@@ -118,6 +118,7 @@ class MlpPredictor:
     def save(self, folder: Path) -> None:
         from safetensors.numpy import save
 
+        check_replaceable(folder)
         weights: bytes = save(self.network.tensors())
         card = self.card.model_copy(update={"weights_sha256": hashlib.sha256(weights).hexdigest()})
         with atomic_dir(folder) as draft:
@@ -144,6 +145,22 @@ class MlpPredictor:
             return cls(Network.from_tensors(_read_weights(folder, card)), card)
         except UserError as error:
             raise UserError(f"predictor {folder}: {error}; {TRAIN_AGAIN}") from None
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse to save a predictor over anything but a predictor.
+
+    Raises:
+        UserError: the folder holds other things, or is no folder.
+    """
+    if folder.is_file():
+        raise UserError(f"{folder}: is a file; give a folder for the predictor")
+    others = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if strangers := sorted(others - {CARD_FILE, WEIGHTS_FILE}):
+        raise UserError(
+            f"{folder}: holds {strangers[0]!r}, which saving a predictor there would remove; "
+            "choose another folder"
+        )
 
 
 def read_card(folder: Path) -> PredictorCard:

@@ -14,7 +14,7 @@ from hvd_ray.tracking.registry import (
     resolve_predictor,
 )
 from hvd_ray.tracking.runs import MlflowTracker, NullTracker, Tracker, open_tracker, tracked
-from hvd_ray.tracking.store import OFF, artifact_location, tracking_uri
+from hvd_ray.tracking.store import OFF, artifact_location, prepare_store, tracking_uri
 
 __all__ = [
     "CHALLENGER",
@@ -26,6 +26,7 @@ __all__ = [
     "Tracker",
     "artifact_location",
     "open_tracker",
+    "prepare_store",
     "register_predictor",
     "registered_name",
     "resolve_predictor",

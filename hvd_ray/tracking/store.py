@@ -53,13 +53,24 @@ def open_store(uri: str) -> Store:
         return Store(uri, _client(uri))
 
 
+def prepare_store(uri: str) -> None:
+    """Make a SQLite store that is absent; any other is left to whoever connects to it.
+
+    Raises:
+        UserError: it cannot be made, or what is there is no store.
+    """
+    if sqlite_path(uri) is not None:
+        open_store(uri)
+
+
 def _prepare_environment() -> None:
-    """No telemetry, and an answer within seconds from a server that is gone.
+    """No telemetry, nothing on stdout, and an answer within seconds from a server that is gone.
 
     MLflow reads the first when it is imported, the others at every call. What the user has set
-    stays, but for telemetry.
+    stays, but for telemetry and stdout, which belongs to the commands' own answers.
     """
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

@@ -114,6 +114,15 @@ def test_saving_again_replaces(tmp_path: Path) -> None:
     assert np.array_equal(loaded.network.params, random_predictor(seed=2).network.params)
 
 
+def test_saving_removes_nothing_but_a_predictor(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match=r"holds 'thesis\.tex'"):
+        random_predictor().save(tmp_path)
+    with pytest.raises(UserError, match="is a file"):
+        random_predictor().save(tmp_path / "thesis.tex")
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
 def edit_card(folder: Path, **changes: Any) -> None:
     card = json.loads((folder / CARD_FILE).read_text())
     (folder / CARD_FILE).write_text(json.dumps(card | changes))

@@ -1,0 +1,295 @@
+"""`hvd train`: learn from labels what a cache draft is worth."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hvd_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from hvd_ray.config import Config
+    from hvd_ray.payoff.dataset import Labels
+    from hvd_ray.payoff.quality import QualityRow
+    from hvd_ray.payoff.training import TrainedPredictor, TrainingSettings
+    from hvd_ray.tracking import RegisteredPredictor, Tracker
+
+EXAMPLE = "Example: `hvd train labels --kind mlp --epochs 20`"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("train", epilog=EXAMPLE)(train)
+
+
+def train(
+    labels: Annotated[
+        Path, typer.Argument(metavar="LABELS_DIR", help="What `hvd traces label` has written.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="E.g. seed=7, tracking.uri=none."),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="mlp: the expected accepted length; survival: P(accepted >= k).")
+    ] = "mlp",
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the labels.")] = 20,
+    tau: Annotated[
+        str | None,
+        typer.Option(metavar="X", help="Threshold that quality is reported at. Default: 6."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The predictor. Default: under HVD_HOME.")
+    ] = None,
+    no_register: Annotated[
+        bool, typer.Option("--no-register", help="Do not put it into the model registry.")
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
+) -> None:
+    """Train a payoff predictor, judge it on held-out sessions and register it.
+
+    The first predictor of a model becomes its champion, which everything uses; later ones are
+    challengers.
+    """
+    from hvd_ray.config import load_config
+    from hvd_ray.payoff.predictor import check_replaceable
+
+    loaded = _for_model_of(labels, load_config(config, settings or (), policies=["hvd_tau"]))
+    training = _training_settings(kind, epochs, tau, loaded)
+    folder = _folder(kind) if out is None else out
+    check_replaceable(folder)
+    answer, rows = _train(labels, loaded, training, folder, wants_registration=not no_register)
+    if as_json:
+        print(json.dumps(answer, allow_nan=False))
+    else:
+        _show(answer, rows)
+
+
+def _train(
+    labels: Path,
+    config: Config,
+    settings: TrainingSettings,
+    folder: Path,
+    *,
+    wants_registration: bool,
+) -> tuple[dict[str, Any], Sequence[QualityRow]]:
+    """All that the command does, and what it answers."""
+    from hvd_ray.payoff.training import train_predictor
+    from hvd_ray.provenance import provenance
+    from hvd_ray.tracking import tracked
+
+    with _shown_epochs(settings.epochs) as progress:
+        progress.stage("reading labels")
+        data = _read(labels)
+        progress.stage("opening the tracking store")
+        with tracked(config, run_name=f"train-{settings.kind}") as tracker:
+            progress.stage("training")
+            about = provenance(config=config, labels=str(labels))
+            trained = train_predictor(
+                data,
+                settings,
+                model=config.model,
+                tokenizer_sha=_noted(labels).get("tokenizer_sha"),
+                provenance=about,
+                log_metrics=_to_both(tracker.log_metrics, progress.advance),
+            )
+            trained.predictor.save(folder)
+            progress.stage("registering")
+            with _still_saved(folder):
+                _log(tracker, trained)
+                version = _registered(tracker, folder, config, is_wanted=wants_registration)
+    answer = {
+        "predictor": str(folder),
+        "registered": None if version is None else version.ref,
+        "alias": None if version is None else version.alias,
+        "run_id": tracker.run_id,
+        "training": trained.predictor.card.training,
+        "rows": [
+            {"workload": r.workload, "judge": r.judge, **r.quality.as_dict()} for r in trained.rows
+        ],
+    }
+    return answer, trained.rows
+
+
+# -- what it starts from -----------------------------------------------------------------------
+
+
+def _training_settings(kind: str, epochs: int, tau: str | None, config: Config) -> TrainingSettings:
+    from hvd_ray.payoff.training import TrainingSettings
+
+    try:
+        threshold = config.policy.tau if tau is None else float(tau)
+    except ValueError:
+        raise UserError(f"--tau {tau!r}: expected a number of tokens, e.g. --tau 6") from None
+    return TrainingSettings(
+        kind=kind,  # type: ignore[arg-type]  # checked there
+        epochs=epochs,
+        seed=config.seed,
+        tau=threshold,
+    )
+
+
+def _read(labels: Path) -> Labels:
+    from hvd_ray.payoff.dataset import read_labels_table
+    from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
+    from hvd_ray.traces.store import read_labels
+
+    if not labels.exists():
+        raise UserError(f"{labels}: no such folder; make labels with `hvd traces label TRACES_DIR`")
+    table = read_labels(labels, feature_names=FEATURE_NAMES, feature_version=FEATURE_VERSION)
+    return read_labels_table(table)
+
+
+def _noted(labels: Path) -> Mapping[str, Any]:
+    """What the labelling run wrote down of the model and its tokenizer; empty without a note."""
+    from hvd_ray.pipelines.output import read_manifest
+
+    manifest = read_manifest(labels) or {}
+    return {**manifest.get("settings", {}), **{k: v for k, v in manifest.items() if k == "model"}}
+
+
+def _for_model_of(labels: Path, config: Config) -> Config:
+    """The predictor belongs to the model whose traces were labelled, unless told otherwise."""
+    from hvd_ray.config import DEFAULT_MODEL
+
+    model = _noted(labels).get("model")
+    if model and config.model == DEFAULT_MODEL:
+        return config.model_copy(update={"model": model})
+    return config
+
+
+def _folder(kind: str) -> Path:
+    from hvd_ray.home import runs_dir
+
+    now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    return runs_dir() / "predictors" / f"{now}-{kind}"
+
+
+# -- what it leaves behind ---------------------------------------------------------------------
+
+
+def _log(tracker: Tracker, trained: TrainedPredictor) -> None:
+    tracker.log_params(trained.predictor.card.training)
+    for row in trained.rows:
+        figures = row.quality.as_dict().items()
+        tracker.log_metrics(
+            {f"{row.workload}/{row.judge}/{k}": v for k, v in figures if v is not None}
+        )
+
+
+def _registered(
+    tracker: Tracker, folder: Path, config: Config, *, is_wanted: bool
+) -> RegisteredPredictor | None:
+    from hvd_ray.tracking import register_predictor
+
+    if tracker.run_id is None or not is_wanted:
+        tracker.log_artifacts(folder, "predictor")
+        return None
+    return register_predictor(tracker, folder, config=config)
+
+
+@contextmanager
+def _still_saved(folder: Path) -> Iterator[None]:
+    """A store that fails now must not hide that the work is done."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}; the predictor itself is saved: {folder}") from error
+
+
+# -- what it shows -----------------------------------------------------------------------------
+
+
+class _Epochs:
+    """A bar over the epochs; without a terminal, a line for each stage."""
+
+    def __init__(self, bars: Progress, num_epochs: int) -> None:
+        self._bars = bars
+        self._task = bars.add_task("", total=num_epochs)
+
+    def stage(self, text: str) -> None:
+        self._bars.update(self._task, description=text)
+        if not self._bars.console.is_terminal:
+            self._bars.console.print(text, markup=False, highlight=False)
+
+    def advance(self, figures: Mapping[str, float], epoch: int) -> None:
+        text = f"training, loss {figures['train_loss']:.3f}"
+        self._bars.update(self._task, completed=epoch, description=text)
+
+
+def _to_both(
+    log: Callable[[Mapping[str, float], int], None],
+    show: Callable[[Mapping[str, float], int], None],
+) -> Callable[[Mapping[str, float], int], None]:
+    def call(figures: Mapping[str, float], epoch: int) -> None:
+        log(figures, epoch)
+        show(figures, epoch)
+
+    return call
+
+
+@contextmanager
+def _shown_epochs(num_epochs: int) -> Iterator[_Epochs]:
+    """A bar over the epochs on stderr, gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
+    bars = Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        disable=not console.is_terminal,
+    )
+    with bars:
+        yield _Epochs(bars, num_epochs)
+
+
+def _show(answer: Mapping[str, Any], rows: Sequence[QualityRow]) -> None:
+    from rich.console import Console
+
+    Console().print(_table(answer["training"], rows))
+    print(f"predictor: {answer['predictor']}")
+    if answer["registered"] is not None:
+        print(f"registered: {answer['registered']} as {answer['alias']}")
+
+
+def _table(training: Mapping[str, Any], rows: Sequence[QualityRow]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    title = (
+        f"Accepted length >= 6, called at an estimate > {training['tau']:g}: held-out sessions, "
+        f"every position with a draft ({training['num_train_positions']:,} to learn from)"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("workload", overflow="fold", max_width=20)
+    table.add_column("judge", no_wrap=True)
+    for heading in ("positions", ">= 6", "prec.", "recall", "AP", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    num_workloads = len({row.workload for row in rows}) - 1
+    for row in rows if num_workloads > 1 else rows[:2]:
+        q = row.quality
+        is_first = row.judge == "predictor"
+        shared = (f"{q.num_positions:,}", f"{q.base_rate:.1%}") if is_first else ("", "")
+        figures = [_figure(f) for f in (q.precision, q.recall, q.average_precision)]
+        workload = Text(row.workload if is_first else "")
+        table.add_row(workload, row.judge, *shared, *figures, f"{q.mean_abs_error:.2f}")
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

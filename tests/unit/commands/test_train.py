@@ -1,0 +1,189 @@
+"""`hvd train`: what it prints, writes and registers, and one line for every mistake."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from hvd_ray.cli import main
+from hvd_ray.config import Config
+from hvd_ray.payoff.predictor import MlpPredictor
+from hvd_ray.tracking import resolve_predictor
+from tests.unit.payoff.label_tables import label_table, write_labels
+
+QUICK = ("--epochs", "1")
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_labels(tmp_path_factory.mktemp("labels"), label_table(1500))
+
+
+@pytest.fixture(autouse=True)
+def home(hvd_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return hvd_home
+
+
+def hvd(*arguments: object) -> int:
+    """Run the command; its exit code."""
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run it, expect exit code 2 and one line; the line."""
+    assert hvd("train", *arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    errors = [line for line in said.err.splitlines() if line.startswith("hvd: error: ")]
+    assert len(errors) == 1
+    assert "Traceback" not in said.err
+    return errors[0]
+
+
+def test_it_trains_registers_and_answers_in_json(
+    labels: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "mine"
+    assert hvd("train", labels, *QUICK, "--json", "--out", out, "--tau", "4", "seed=7") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["predictor"] == str(out)
+    assert (answer["registered"], answer["alias"]) == (
+        "models:/hvd-payoff-smollm2-135m/1",
+        "champion",
+    )
+    assert answer["training"]["seed"] == 7
+    assert {row["workload"] for row in answer["rows"]} == {"all", "chat", "tools"}
+    assert all(row["tau"] == 4 for row in answer["rows"])
+    champion = MlpPredictor.load(resolve_predictor(config=Config()))
+    assert np.array_equal(champion.network.params, MlpPredictor.load(out).network.params)
+    assert champion.card.training["provenance"]["seed"] == 7
+
+
+def test_the_table_fits_80_columns_and_names_what_was_made(
+    labels: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert hvd("train", labels, *QUICK, "--no-register", "--kind", "survival") == 0
+    said = capsys.readouterr().out
+    *table, last = said.splitlines()
+    assert max(map(len, table)) <= 80
+    for word in ("chat", "tools", "predictor", "score", "recall"):
+        assert word in said
+    folder = Path(last.removeprefix("predictor: "))
+    assert folder.parent == home / "runs" / "predictors"
+    assert MlpPredictor.load(folder).card.kind == "survival"
+    assert "registered" not in said
+
+
+def test_without_tracking_nothing_but_the_predictor_is_made(
+    labels: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, home: Path
+) -> None:
+    out = tmp_path / "p"
+    assert hvd("train", labels, *QUICK, "--out", out, "--json", "tracking.uri=none") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["registered"], answer["run_id"]) == (None, None)
+    assert out.is_dir()
+    assert not home.exists()
+
+
+def test_the_labels_note_whose_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_labels(tmp_path / "labels", label_table(600))
+    manifest = {"complete": True, "model": "some/other", "settings": {"tokenizer_sha": "ab12"}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert hvd("train", folder, *QUICK, "--out", tmp_path / "p", "tracking.uri=none") == 0
+    card = MlpPredictor.load(tmp_path / "p").card
+    assert (card.model, card.tokenizer_sha) == ("some/other", "ab12")
+    capsys.readouterr()
+
+
+MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
+    "kind": (("--kind", "forest"), "kind must be one of mlp, survival"),
+    "epochs": (("--epochs", "0"), "epochs must be >= 1"),
+    "tau, a word": (("--tau", "six"), "--tau 'six': expected a number"),
+    "tau, not a number": (("--tau", "nan"), "tau must be a number >= 0"),
+    "tau, below 0": (("--tau=-1",), "tau must be a number >= 0"),
+    "setting": (("policy.taux=3",), "policy.taux"),
+    "config": (("--config", "/nowhere.yaml"), "/nowhere.yaml"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_makes_nothing(
+    labels: Path, capsys: pytest.CaptureFixture[str], home: Path, mistake: str
+) -> None:
+    arguments, says = MISTAKES[mistake]
+    assert says in refused(capsys, labels, *arguments)
+    assert not home.exists()
+
+
+def rewritten(labels: Path, folder: Path, **metadata: str) -> Path:
+    """The labels with other file metadata."""
+    table = pq.read_table(labels / "labels" / "part-0.parquet")
+    changed = {f"hvd_ray.{key}".encode(): value.encode() for key, value in metadata.items()}
+    (folder / "labels").mkdir(parents=True)
+    table = table.replace_schema_metadata({**table.schema.metadata, **changed})
+    pq.write_table(table, folder / "labels" / "part-0.parquet")
+    return folder
+
+
+def test_labels_of_another_make_are_refused(
+    labels: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, home: Path
+) -> None:
+    other_schema = rewritten(labels, tmp_path / "a", schema_version="99")
+    assert "schema version 99" in refused(capsys, other_schema)
+    other_features = rewritten(labels, tmp_path / "b", feature_version="99")
+    assert "features of version 99" in refused(capsys, other_features)
+    (tmp_path / "empty").mkdir()
+    assert "holds no labels" in refused(capsys, tmp_path / "empty")
+    assert "no such folder" in refused(capsys, tmp_path / "nowhere")
+    (tmp_path / "broken.parquet").write_text("no parquet")
+    assert "broken.parquet" in refused(capsys, tmp_path / "broken.parquet")
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"split": ["train"] * 300}, "in split 'test'"),
+        ({"draft_len": np.zeros(300, np.int32), "accepted_len": np.zeros(300, np.int32)}, "train"),
+    ],
+)
+def test_labels_that_cannot_teach_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    folder = write_labels(tmp_path / "labels", label_table(300, **changes))
+    assert says in refused(capsys, folder)
+
+
+def test_nothing_but_a_predictor_is_overwritten(
+    labels: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    assert "holds 'thesis.tex'" in refused(capsys, labels, "--out", tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_a_store_that_fails_in_the_end_does_not_hide_the_predictor(
+    labels: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hvd_ray import tracking
+    from hvd_ray.errors import UserError
+
+    def fail(*_args: object, **_options: object) -> None:
+        raise UserError("the store is gone")
+
+    monkeypatch.setattr(tracking, "register_predictor", fail)
+    line = refused(capsys, labels, *QUICK, "--out", tmp_path / "p")
+    assert line.endswith(f"the store is gone; the predictor itself is saved: {tmp_path / 'p'}")
+    assert MlpPredictor.load(tmp_path / "p").card.kind == "mlp"
