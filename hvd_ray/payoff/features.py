@@ -15,7 +15,7 @@ import numpy as np
 
 from hvd_ray.context import HISTORY_LENGTH, DecodeContext, DraftHistory
 from hvd_ray.payoff.token_classes import TokenClasses
-from hvd_ray.types import Draft, Float32Array
+from hvd_ray.types import NO_DRAFT, Draft, Float32Array, TokenBuffer
 
 FEATURE_VERSION = 1
 """Rises when a feature is added, dropped, moved or changes its meaning."""
@@ -114,6 +114,7 @@ class FeatureExtractor:
         self._probs_K = np.zeros(128, dtype=np.float64)
         self._accepted_H = np.zeros(HISTORY_LENGTH, dtype=np.int64)
         self._drafted_H = np.zeros(HISTORY_LENGTH, dtype=np.int64)
+        self.extract(NO_DRAFT, DecodeContext(TokenBuffer(), 0, 0, 0))  # compile now, not in use
 
     def extract(self, draft: Draft, context: DecodeContext) -> Float32Array:
         """The features of `draft` at the context's position, float32 [F]."""

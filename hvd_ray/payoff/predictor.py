@@ -49,6 +49,11 @@ class Payoff:
 class PayoffPredictor(Protocol):
     """Judges drafts by their features; a pure function."""
 
+    @property
+    def num_survival(self) -> int:
+        """K of the survival curve; 0 for a predictor without one."""
+        ...
+
     def predict(self, features_BF: Float32Array) -> Payoff:
         """Judge B drafts. `features_BF` is float32 [B, F], in the order of `FEATURE_NAMES`."""
         ...
@@ -97,6 +102,7 @@ class MlpPredictor:
         self.num_survival = network.num_outputs if card.kind == "survival" else 0
         """K of the survival curve; 0 for a head without one."""
         self._judge = judge
+        self.predict(np.zeros((1, NUM_FEATURES), dtype=np.float32))  # compile now, not in use
 
     def predict(self, features_BF: Float32Array) -> Payoff:
         assert features_BF.shape[1:] == (NUM_FEATURES,), "features of another version"

@@ -1,6 +1,8 @@
 """The predictor: its arithmetic against torch, its bounds, its files and what it refuses."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,8 @@ from hvd_ray.payoff.predictor import CARD_FILE, KINDS, WEIGHTS_FILE, Kind, MlpPr
 from hvd_ray.payoff.token_classes import TokenClasses
 from hvd_ray.types import NO_DRAFT, Draft, Float32Array, Source, TokenBuffer
 from tests.unit.payoff.networks import random_features, random_predictor
+
+ROOT = Path(__file__).parents[3]
 
 
 def torch_outputs(network: Network, features_BF: Float32Array) -> torch.Tensor:
@@ -242,6 +246,31 @@ def test_the_estimator_asks_the_predictor_about_the_draft() -> None:
     expected = predictor.predict(extractor.extract(draft, context)[None]).expected_B[0]
     assert estimator.expected_length(draft, context) == expected
     assert estimator.expected_length(NO_DRAFT, context) == 0.0
+
+
+READY = """
+from hvd_ray.context import DecodeContext
+from hvd_ray.payoff.estimator import PredictorEstimator
+from hvd_ray.payoff.feature_kernel import write_features
+from hvd_ray.payoff.features import FeatureExtractor
+from hvd_ray.payoff.network_kernel import judge
+from hvd_ray.payoff.token_classes import TokenClasses
+from hvd_ray.types import Draft, Source, TokenBuffer
+from tests.unit.payoff.networks import random_predictor
+
+estimator = PredictorEstimator(
+    random_predictor("KIND"), FeatureExtractor(TokenClasses.from_texts(["a", "b"]))
+)
+before = len(write_features.signatures), len(judge.signatures)
+draft = Draft(Source.SUFFIX, (0, 1, 1), (1.0, 0.5, 0.5), 2, 3, False)
+estimator.expected_length(draft, DecodeContext(TokenBuffer([0, 1, 0]), 2, 100, 64))
+assert before == (1, 1) == (len(write_features.signatures), len(judge.signatures))
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_is_compiled_before_the_first_decision(kind: Kind) -> None:
+    subprocess.run([sys.executable, "-c", READY.replace("KIND", kind)], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize(("num_rows", "allowed_us"), [(1, 60), (64, 300)])
