@@ -106,6 +106,10 @@ class Eagle3Weights:
         }
         return replace(self, **cast)
 
+    def on(self, device: torch.device) -> Eagle3Weights:
+        """The same weights on another device."""
+        return replace(self, **{name: each.to(device) for name, each in self.named().items()})
+
     def named(self) -> dict[str, Tensor]:
         """Every tensor that is present, by field name."""
         present = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -116,11 +120,16 @@ class Eagle3KV:
     """Keys and values of one request: rows are appended and cut, storage doubles as needed."""
 
     def __init__(
-        self, config: Eagle3Config, *, capacity: int = 512, dtype: torch.dtype = torch.float32
+        self,
+        config: Eagle3Config,
+        *,
+        capacity: int = 512,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> None:
         shape = (config.num_key_value_heads, max(1, capacity), config.head_dim)
-        self._keys_nSD = torch.empty(shape, dtype=dtype)
-        self._values_nSD = torch.empty(shape, dtype=dtype)
+        self._keys_nSD = torch.empty(shape, dtype=dtype, device=device)
+        self._values_nSD = torch.empty(shape, dtype=dtype, device=device)
         self.length = 0
 
     def append(self, k_TnD: Tensor, v_TnD: Tensor) -> None:
@@ -176,8 +185,12 @@ class Eagle3Head:
     def dtype(self) -> torch.dtype:
         return self.weights.fc_HA.dtype
 
+    @property
+    def device(self) -> torch.device:
+        return self.weights.fc_HA.device
+
     def new_kv(self, capacity: int = 512) -> Eagle3KV:
-        return Eagle3KV(self.config, capacity=capacity, dtype=self.dtype)
+        return Eagle3KV(self.config, capacity=capacity, dtype=self.dtype, device=self.device)
 
     def combine(self, aux_TA: Tensor) -> Tensor:
         """Fuse the target's concatenated states into the first feature, TH."""
@@ -210,7 +223,8 @@ class Eagle3Head:
         first result feeds `logits`; the second is the next step's feature.
         """
         if positions_T is None:
-            positions_T = torch.arange(kv.length, kv.length + len(token_ids_T))
+            end = kv.length + len(token_ids_T)
+            positions_T = torch.arange(kv.length, end, device=self.device)
 
         def attend(q_ThD: Tensor, k_TnD: Tensor, v_TnD: Tensor) -> Tensor:
             kv.append(k_TnD, v_TnD)
@@ -277,7 +291,10 @@ class Eagle3Head:
             num_positions = max(num_positions, self.config.max_position_embeddings)
             angle = torch.arange(num_positions).float()[:, None] * rope_frequencies(self.config)
             angle_SD = torch.cat((angle, angle), dim=-1)
-            self._rope_cos_sin = (angle_SD.cos().to(self.dtype), angle_SD.sin().to(self.dtype))
+            self._rope_cos_sin = (
+                angle_SD.cos().to(self.device, self.dtype),
+                angle_SD.sin().to(self.device, self.dtype),
+            )
         return self._rope_cos_sin
 
 
@@ -316,8 +333,8 @@ def attend_cached(q_ThD: Tensor, kv: Eagle3KV, *, mask_TS: Tensor | None = None)
         context = F.scaled_dot_product_attention(q_ngD[None], k_nSD[None], v_nSD[None])
         return context.reshape(1, num_heads * head_dim)
     if mask_TS is None:
-        ends_T1 = torch.arange(kv.length - num_rows, kv.length)[:, None]
-        mask_TS = torch.arange(kv.length)[None, :] <= ends_T1
+        row_S = torch.arange(kv.length, device=q_ThD.device)
+        mask_TS = row_S[None, :] <= row_S[-num_rows:, None]
     q_1hTD = q_ThD.transpose(0, 1)[None]
     context_1hTD = F.scaled_dot_product_attention(
         q_1hTD, k_nSD[None], v_nSD[None], attn_mask=mask_TS, enable_gqa=True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -54,6 +54,15 @@ class PackedRows:
     @property
     def num_roots(self) -> int:
         return len(self.root_R)
+
+    def on(self, device: torch.device) -> PackedRows:
+        """The same rows on another device."""
+        tensors = {
+            field.name: getattr(self, field.name).to(device)
+            for field in fields(self)
+            if field.name != "spans"
+        }
+        return replace(self, **tensors)
 
 
 def pack(sequences: Sequence[ResponseStates], *, num_steps: int) -> PackedRows:
@@ -106,7 +115,7 @@ class ChainAttention:
         self._rows = rows
         self._k_TnD, self._v_TnD = k_TnD, v_TnD
         self._chain: list[tuple[Tensor, Tensor]] = []
-        self._hidden = [_future_mask(span) for span in rows.spans]
+        self._hidden = [_future_mask(span, k_TnD.device) for span in rows.spans]
 
     def root(self, q_RhD: Tensor) -> Tensor:
         """Step 0: the roots' own keys are part of the context."""
@@ -144,10 +153,10 @@ class ChainAttention:
         return context.permute(2, 0, 1, 3).reshape(num_rows, -1)
 
 
-def _future_mask(span: Span) -> Tensor:
+def _future_mask(span: Span, device: torch.device) -> Tensor:
     """True where a root may not look: context rows after it."""
-    root_R = torch.arange(span.num_context - span.num_roots, span.num_context)
-    return torch.arange(span.num_context)[None, :] > root_R[:, None]
+    row_T = torch.arange(span.num_context, device=device)
+    return row_T[None, :] > row_T[-span.num_roots :, None]
 
 
 def chain_steps(

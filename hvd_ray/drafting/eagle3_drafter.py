@@ -46,6 +46,7 @@ class Eagle3Drafter:
 
     head: Eagle3Head
     target_vocab_size: int
+    max_draft_tokens: int = 4
     is_sampled: bool = False
     source: Source = field(default=Source.EAGLE3, init=False)
     _active: dict[str, _Active] = field(default_factory=dict, init=False)
@@ -85,7 +86,8 @@ class Eagle3Drafter:
     def propose(self, request_id: str, limit: int) -> Draft:
         """A chain of at most `limit` tokens; none before the prompt's pass or past its context."""
         active = self._active[request_id]
-        limit = min(limit, self.head.config.max_position_embeddings - len(active.token_ids))
+        room = self.head.config.max_position_embeddings - len(active.token_ids)
+        limit = min(limit, room, self.max_draft_tokens)
         if limit <= 0 or active.num_known == 0:
             return NO_DRAFT
         normed_1H, feature_1H = self._catch_up(active)

@@ -68,8 +68,8 @@ def accepted_lengths(head: Eagle3Head, states: ResponseStates, *, num_steps: int
 
     Root r drafts the tokens after output token r; the list is one shorter than the output.
     """
-    rows = pack([states], num_steps=num_steps)
-    label_RK = states.token_ids_T[-rows.num_roots :][rows.label_row_RK]
+    rows = pack([states], num_steps=num_steps).on(head.device)
+    label_RK = states.token_ids_T[-rows.num_roots :].to(head.device)[rows.label_row_RK]
     chain = chain_steps(head, rows, num_steps=num_steps, is_forced=False)
     draft_RK = torch.stack(
         [head.target_ids(head.logits(normed_RH).argmax(-1)) for normed_RH in chain], dim=-1

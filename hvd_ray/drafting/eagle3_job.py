@@ -93,6 +93,7 @@ def run_evaluation(
     """Teacher-forced draft quality on the greedy responses in `data`, by workload."""
     model = load_target(target)
     head = load_head(head_folder, target=target_shape(model), dtype=model.dtype)
+    head = Eagle3Head(head.config, head.weights.on(model.device))
     states = TargetStates(model, aux_layer_ids=head.config.aux_layer_ids, max_prompt=8192)
     responses = _greedy_responses(find_shards(data), max_prompt_tokens)[:limit]
     return evaluate(head, _each(states, responses, on_response=on_response), num_steps=num_steps)
@@ -152,10 +153,11 @@ def find_shards(folders: Sequence[Path]) -> list[Path]:
 
 
 def load_target(folder: Path) -> Any:
-    """The target in bfloat16, ready to be read."""
+    """The target in bfloat16, ready to be read, on a GPU where there is one."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.bfloat16).eval()
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _fresh_head(job: TrainJob, model: Any, shards: Sequence[Path]) -> Eagle3Head:

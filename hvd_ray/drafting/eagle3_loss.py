@@ -45,8 +45,8 @@ class _FusedSoftCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         grad_NH = torch.empty_like(hidden_NH)
         needs_head = ctx.needs_input_grad[1]
-        grad_VH = torch.zeros(head_VH.shape, dtype=torch.float32) if needs_head else None
-        total = torch.zeros(())
+        grad_VH = torch.zeros_like(head_VH, dtype=torch.float32) if needs_head else None
+        total = torch.zeros((), device=hidden_NH.device)
         for start in range(0, hidden_NH.shape[0], ROWS_PER_CHUNK):
             chunk = slice(start, start + ROWS_PER_CHUNK)
             weight_C1 = weight_N[chunk, None]
@@ -81,7 +81,7 @@ def soft_cross_entropy(
 
     `bias_V` is added to the logits: the correction for classes that stand for others.
     """
-    bias_V = torch.zeros(()) if bias_V is None else bias_V
+    bias_V = hidden_NH.new_zeros((), dtype=torch.float32) if bias_V is None else bias_V
     apply: Callable[..., Tensor] = _FusedSoftCrossEntropy.apply
     return apply(hidden_NH, head_VH, probs_MV, row_N, weight_N, bias_V)
 
@@ -109,10 +109,11 @@ def sample_classes(probs_MV: Tensor, *, num_likely: int, num_random: int) -> Sam
     """
     vocab = probs_MV.shape[-1]
     if num_likely + num_random >= vocab:
-        return SampledClasses(torch.arange(vocab), torch.zeros(vocab))
+        everything_V = torch.arange(vocab, device=probs_MV.device)
+        return SampledClasses(everything_V, torch.zeros_like(everything_V, dtype=torch.float32))
     order_V = probs_MV.float().sum(0).argsort(descending=True)
     likely, others = order_V[:num_likely], order_V[num_likely:]
-    chosen = others[torch.randperm(len(others))[:num_random]]
-    bias = torch.zeros(num_likely + num_random)
+    chosen = others[torch.randperm(len(others), device=others.device)[:num_random]]
+    bias = torch.zeros(num_likely + num_random, device=probs_MV.device)
     bias[num_likely:] = math.log(len(others) / num_random)
     return SampledClasses(torch.cat((likely, chosen)), bias)

@@ -126,9 +126,9 @@ class TargetStates:
         return ResponseStates(
             response=response,
             token_ids_T=torch.tensor(kept + response.output_token_ids),
-            aux_TA=torch.cat((self._prompt_aux, aux)),
-            final_RH=final_RH,
-            greedy_R=self._model.lm_head(final_RH).argmax(-1),
+            aux_TA=torch.cat((self._prompt_aux, aux)).cpu(),
+            final_RH=final_RH.cpu(),
+            greedy_R=self._model.lm_head(final_RH).argmax(-1).cpu(),
         )
 
     def _read_prompt(self, prompt: tuple[int, ...]) -> None:
@@ -143,7 +143,7 @@ class TargetStates:
 
     def _run(self, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         output = self._model.model(
-            torch.tensor([token_ids]),
+            torch.tensor([token_ids], device=self._model.device),
             past_key_values=self._cache,
             use_cache=True,
             output_hidden_states=True,

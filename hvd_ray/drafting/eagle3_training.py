@@ -74,7 +74,9 @@ class Trainer:
     ) -> None:
         self.config = config
         self._dtype = getattr(torch, config.dtype)
-        self._aux_std_A = aux_std_A
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        weights = weights.on(self.device)
+        self._aux_std_A = aux_std_A = aux_std_A.to(self.device)
         self._frozen = weights
         self._target_head_VH = weights.lm_head_VH.to(self._dtype)
         # `fc` is trained for states of unit scale: the target's channels differ by orders of
@@ -130,19 +132,20 @@ class Trainer:
         """float32 weights as they would be saved."""
         trained = {name: tensor.detach().clone() for name, tensor in self.masters.items()}
         trained["fc_HA"] = trained["fc_HA"] / self._aux_std_A
-        return replace(self._frozen, **trained)
+        return replace(self._frozen, **trained).on(torch.device("cpu"))
 
     def step(self, rows: PackedRows, *, step: int) -> dict[str, float]:
         """One optimiser step; returns the metrics to log."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * learning_rate_share(step, self.config)
-        head = self.head()
+        head, rows = self.head(), rows.on(self.device)
         is_regression = step < self.config.regression_steps
         loss_of = self._regression_losses if is_regression else self._cross_entropy_losses
         losses = loss_of(head, rows)
         total = sum(
-            (self.config.step_decay**i * loss for i, loss in enumerate(losses)), torch.zeros(())
+            (self.config.step_decay**i * loss for i, loss in enumerate(losses)),
+            torch.zeros((), device=self.device),
         )
         torch.autograd.backward(total)
         norm = torch.nn.utils.clip_grad_norm_(self.masters.values(), self.config.grad_clip)
@@ -176,7 +179,8 @@ class Trainer:
         for i, normed_RH in enumerate(self._chain(head, rows)):
             row_R = rows.label_row_RK[:, i]
             keep = rows.is_valid_RK[:, i] & is_drafted_R[row_R]
-            weight_N = torch.full((int(keep.sum()),), 1.0 / max(1, int(keep.sum())))
+            num_kept = int(keep.sum())
+            weight_N = torch.full((num_kept,), 1.0 / max(1, num_kept), device=self.device)
             losses.append(
                 soft_cross_entropy(
                     normed_RH[keep],
