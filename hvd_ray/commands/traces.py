@@ -71,7 +71,7 @@ def collect(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32.")] = None,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Engines side by side. Default: one.")
+        int | None, typer.Option(metavar="N", help="Engines side by side. Default: one a core.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
@@ -96,7 +96,7 @@ def collect(
         policy=policy,
         max_tokens=max_tokens,
         temperature=temperature,
-        num_workers=1 if workers is None else workers,
+        num_workers=workers,
     )
     loaded = load_config(config, settings, policies=[policy])
     with shown_progress("prompts") as progress:

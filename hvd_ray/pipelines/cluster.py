@@ -6,6 +6,7 @@ of reach of others (a secret token in this process's environment), and ended aga
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import secrets
@@ -13,6 +14,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,8 @@ LONGEST_TEMP_DIR = 40
 """Ray appends some 60 characters for its sockets, whose paths may have 107."""
 CONNECT_TIMEOUT_S = 5.0
 OWN = ("", "local")
+OWNER = "owner.lock"
+SECONDS_TO_BE_OWNED = 60
 
 
 @contextmanager
@@ -60,21 +64,20 @@ def connected(*, num_cpus: int, address: str | None = None) -> Iterator[Any]:
 @contextmanager
 def _own(ray: Any, num_cpus: int) -> Iterator[None]:
     """A private Ray on this machine, with a temporary folder of its own."""
-    folder = _short_temp_dir()
-    try:
-        ray.init(
-            address="local",  # never what an unclean end of another Ray has left behind
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(folder),
-        )
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with _temp_dir() as folder:
+        try:
+            ray.init(
+                address="local",  # never what an unclean end of another Ray has left behind
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(folder),
+            )
+            yield
+        finally:
+            ray.shutdown()
 
 
 @contextmanager
@@ -139,8 +142,31 @@ def _quiet_data() -> None:
             handler.setLevel(logging.CRITICAL)
 
 
-def _short_temp_dir() -> Path:
-    base = tempfile.gettempdir()
-    if len(base) > LONGEST_TEMP_DIR - len("/hvd-12345678"):
-        base = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="hvd-", dir=base))
+@contextmanager
+def _temp_dir() -> Iterator[Path]:
+    """A folder that goes with the run; those of killed runs go when the next one starts."""
+    base = Path(tempfile.gettempdir())
+    if len(str(base)) > LONGEST_TEMP_DIR - len("/hvd-ray-12345678"):
+        base = Path("/tmp")
+    for other in base.glob("hvd-ray-*"):
+        if _is_abandoned(other):
+            shutil.rmtree(other, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="hvd-ray-", dir=base))
+    try:
+        with open(folder / OWNER, "w") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether nobody holds the folder any more; a young one may not be held yet."""
+    try:
+        if time.time() - folder.stat().st_mtime < SECONDS_TO_BE_OWNED:
+            return False
+        with open(folder / OWNER, "r+") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held, gone, or somebody else's
+        return False
+    return True

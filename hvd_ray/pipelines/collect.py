@@ -33,9 +33,12 @@ from hvd_ray.pipelines.collection import (
 from hvd_ray.pipelines.output import claimed
 from hvd_ray.pipelines.shards import Counts, Report, RunProgress, run_shards
 from hvd_ray.provenance import provenance
-from hvd_ray.systems import build_decoder, check_system, load_engine
+from hvd_ray.systems import build_decoder, build_policy, check_system, load_engine
 from hvd_ray.text import HFTextCodec, TextCodec
 from hvd_ray.traces.schema import SCHEMA_VERSION
+
+BYTES_BESIDE_WEIGHTS = 1_500_000_000
+"""What a process with torch and a cache of keys and values takes besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class CollectOptions:
     policy: str = "greedy"
     max_tokens: int | None = None
     temperature: float | None = None
-    num_workers: int = 1
+    num_workers: int | None = None
+    """Engines side by side; None: `default_num_workers`."""
 
     def __post_init__(self) -> None:
         if self.prompt_files and self.workloads:
@@ -97,6 +101,7 @@ def collect(options: CollectOptions, config: Config, *, progress: RunProgress) -
         UserError: a bad prompt line, no prompt that can work, another run or other settings in
             the folder; nothing has been written then.
     """
+    build_policy(options.policy, config)  # one that needs more than is at hand is refused here
     read = options.load()
     prompts = select(read.prompts, split=options.split, limit=options.limit)
     progress.stage(f"reading {len(prompts)} prompts with the tokenizer of {config.model}")
@@ -145,9 +150,18 @@ def open_target(config: Config) -> tuple[TextCodec, TargetFacts]:
     )
 
 
-def default_num_workers() -> int:
-    """One actor for every two cores: torch gains little from the second thread of a small model."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
+def default_num_workers(model: str) -> int:
+    """One engine for each core, as far as the memory goes: a small model gains more from that
+    than from a second thread.
+    """
+    folder = Path(resolve_model(model).path_or_id)
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(_num_cores(), free // (2 * weights + BYTES_BESIDE_WEIGHTS)))
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 class CollectWorker:
@@ -173,9 +187,8 @@ def _run(
 ) -> None:
     if not shards:
         return
-    cores = len(os.sched_getaffinity(0))
-    num_workers = min(options.num_workers, len(shards))
-    threads = config.num_threads or max(1, cores // num_workers)
+    num_workers = min(options.num_workers or default_num_workers(config.model), len(shards))
+    threads = config.num_threads or max(1, _num_cores() // num_workers)
     config = config.model_copy(update={"num_threads": threads})
     progress.stage("starting Ray and loading the target")
     progress.expect(sum(_num_left(shard, options.out) for shard in shards))

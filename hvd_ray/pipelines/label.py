@@ -98,8 +98,7 @@ class LabelWorker:
 
     def run(self, shard: LabelShard, report: Report) -> None:
         if not shard.labels_file(self._out).exists():
-            self._label(shard)
-            report({"done": shard.num_positions})
+            self._label(shard, report=report)
 
 
 def _run(

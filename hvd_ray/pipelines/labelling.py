@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from hvd_ray.config import SuffixConfig
 from hvd_ray.errors import UserError
+from hvd_ray.pipelines.shards import Report
 from hvd_ray.traces.label import FeatureWriter, ShardLabels, label_shard, shard_of
 from hvd_ray.traces.schema import TRACES_SCHEMA, Trace
 from hvd_ray.traces.store import parts_of, read_table, read_trace_part, write_table
@@ -116,14 +117,20 @@ def label_one(
     extractor: FeatureWriter,
     cut_loops: bool,
     out: Path,
+    report: Report,
 ) -> None:
     """Label a shard and write its part, with what was left out in its metadata."""
     labels = label_shard(
-        shard.read(), drafter_config=drafter_config, extractor=extractor, cut_loops=cut_loops
+        shard.read(),
+        drafter_config=drafter_config,
+        extractor=extractor,
+        cut_loops=cut_loops,
+        on_trace=lambda num_positions: report({"done": num_positions}),
     )
     counts = {_COUNT_KEY + name.encode(): str(n).encode() for name, n in _counts(labels).items()}
     table = labels.table.replace_schema_metadata(labels.table.schema.metadata | counts)
     write_table(table, shard.labels_file(out))
+    report({"done": shard.num_positions - labels.num_positions})  # what was cut is done, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ rows themselves, part by part, so nothing of weight travels and a kill loses one
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -127,16 +128,26 @@ class _ShardActor:
         self._worker = make_worker()
         self._refs = refs
         self._meter = meter
+        self._unsent: Counter[str] = Counter()
+        self._sent_s = 0.0
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         import ray
 
         for index in batch["shard"]:
             self._worker.run(ray.get(self._refs[int(index)]), self._report)
+            self._send()
         return batch
 
     def _report(self, counts: Counts) -> None:
-        self._meter.add.remote(dict(counts))
+        self._unsent.update(counts)
+        if time.monotonic() - self._sent_s >= POLL_INTERVAL_S:
+            self._send()
+
+    def _send(self) -> None:
+        self._meter.add.remote(dict(self._unsent))
+        self._unsent.clear()
+        self._sent_s = time.monotonic()
 
 
 class _Meter:

@@ -8,7 +8,7 @@ of its own, so the labels do not depend on how many workers there are.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import process_time
 from typing import Any, Protocol
@@ -76,6 +76,7 @@ def label_shard(
     drafter_config: SuffixConfig,
     extractor: FeatureWriter,
     cut_loops: bool = True,
+    on_trace: Callable[[int], None] = lambda num_positions: None,  # noqa: ARG005
 ) -> ShardLabels:
     """Label every output position of the traces that share a cache.
 
@@ -87,10 +88,14 @@ def label_shard(
         drafter_config: of the cache.
         extractor: of the features; the same as decoding uses.
         cut_loops: end a trace where it starts to repeat itself.
+        on_trace: hears of each trace that is done and its number of positions.
     """
     usable, num_failed, num_cut = _usable(traces, cut_loops=cut_loops)
     drafter = SuffixDrafter(drafter_config)
-    labels = [label_trace(t, drafter=drafter, extractor=extractor) for t in in_time_order(usable)]
+    labels = []
+    for trace in in_time_order(usable):
+        labels.append(label_trace(trace, drafter=drafter, extractor=extractor))
+        on_trace(len(trace.output_token_ids))
     return ShardLabels(labels_to_table(labels), len(usable), num_failed, num_cut)
 
 

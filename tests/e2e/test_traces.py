@@ -238,4 +238,4 @@ def test_a_cluster_of_ones_own_starts_and_ends_with_the_run(env, collected, tmp_
     assert process.returncode == 0, stderr
     assert json.loads(stdout)["positions"] > 0
     assert not (tmp_path / ".ray").exists(), "no token was left in the home folder"
-    assert not list(tmp_path.glob("hvd-*")), "the temporary folder is gone"
+    assert not list(tmp_path.glob("hvd-ray-*")), "the temporary folder is gone"

@@ -1,5 +1,6 @@
 """Labelling, without Ray: which traces share a cache, and the parts on disk."""
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -52,9 +53,18 @@ def _written(folder, traces, *, parts):
     return folder
 
 
-def _label(plan, out, extractor, *, cut_loops=True):
+def _label(plan, out, extractor):
+    done = Counter()
     for shard in plan.shards:
-        label_one(shard, drafter_config=CONFIG, extractor=extractor, cut_loops=cut_loops, out=out)
+        label_one(
+            shard,
+            drafter_config=CONFIG,
+            extractor=extractor,
+            cut_loops=True,
+            out=out,
+            report=done.update,
+        )
+    assert done["done"] == plan.num_positions, "the bar ends full"
     labels = read_labels(out, feature_names=FEATURE_NAMES, feature_version=FEATURE_VERSION)
     return labels.sort_by([("trace_id", "ascending"), ("position", "ascending")])
 
