@@ -39,8 +39,10 @@ def drafts(draw: st.DrawFn, *, max_size: int = 70) -> Draft:
 def histories(draw: st.DrawFn) -> DraftHistory:
     history = DraftHistory()
     for _ in range(draw(st.integers(0, 20))):
-        history.note(draw(drafts(max_size=6)), is_selected=draw(st.booleans()))
-        history.advance(draw(st.lists(tokens, max_size=4)))
+        draft = draw(drafts(max_size=9))
+        history.note(draft, is_selected=draw(st.booleans()))
+        agreed = draft.token_ids[: draw(st.integers(0, 9))]
+        history.advance([*agreed, *draw(st.lists(tokens, max_size=2))])
     return history
 
 

@@ -62,12 +62,13 @@ def test_a_draft_by_hand() -> None:
 
 def test_history_by_hand() -> None:
     history = DraftHistory()
-    for draft, then in (((1, 1, 1), [1, 1, 9]), ((5,) * 7, [5] * 7), ((3, 3), [2])):
+    for draft, then in (((1, 1, 1), [1, 1, 9]), ((5,) * 6, [5] * 6), ((3, 3), [2])):
         history.note(Draft(Source.SUFFIX, draft), is_selected=True)
         history.advance(then)
     found = features(Draft(Source.SUFFIX, (0,)), context([0], prompt_len=1, history=history))
-    assert [found[f"recent_accepted_{n}"] for n in (1, 2, 4)] == [0, 3.5, 3]
-    assert found["recent_ratio_2"] == pytest.approx(7 / 9)
+    accepted = [found[f"recent_accepted_{n}"] for n in (1, 2, 4)]
+    assert accepted == pytest.approx([0, 3, 8 / 3])
+    assert found["recent_ratio_2"] == pytest.approx(6 / 8)
     assert found["recent_high_rate"] == pytest.approx(1 / 3)
     assert (found["recent_is_exhausted"], found["recent_num_outcomes"]) == (0, 3)
 
