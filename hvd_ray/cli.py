@@ -20,6 +20,7 @@ COMMAND_MODULES = (
     "ui",
     "bench",
     "report",
+    "demo",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,8 @@ from hvd_ray.errors import UserError
 if TYPE_CHECKING:
     from hvd_ray.bench.result import BenchResult
     from hvd_ray.bench.session import BenchOptions
+    from hvd_ray.config import Config
+    from hvd_ray.tracking import Tracker
 
 EXAMPLE = (
     "Example: `hvd bench --systems suffix,hvd_tau --prompts mine.jsonl --max-tokens 128 "
@@ -71,6 +74,9 @@ def bench(
     micro: Annotated[
         bool, typer.Option("--micro", help="Instead: the cost of one decision, in microseconds.")
     ] = False,
+    track: Annotated[
+        bool, typer.Option("--track", help="Keep the result as a run in MLflow, too: see hvd ui.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the JSON result there as well.")
@@ -79,6 +85,8 @@ def bench(
     """Measure systems against plain decoding, in turns, prompt by prompt, on the same prompts."""
     from hvd_ray.bench.result import check_writable
     from hvd_ray.bench.session import BenchOptions
+    from hvd_ray.config import load_config
+    from hvd_ray.systems import SYSTEMS
 
     names, settings = sorted_out(more or ())
     files, named = places(names, prompts=prompts or (), workloads=workloads)
@@ -102,22 +110,37 @@ def bench(
         cache=cache,  # type: ignore[arg-type]
         engine=engine,
     )
-    _answer(measured(options, settings, config), as_json=as_json, out=out)
+    running = SYSTEMS if options.systems is None else options.systems
+    loaded = load_config(config, settings, policies=running)
+    result = _measured(options, loaded, track=track)
+    _answer(result, as_json=as_json, out=out)
 
 
-def measured(
-    options: BenchOptions, settings: Sequence[str] = (), config_file: Path | None = None
-) -> BenchResult:
-    """Run `options` with settings given as `key=value`, and show the progress."""
+def _measured(options: BenchOptions, config: Config, *, track: bool) -> BenchResult:
     from hvd_ray.bench.session import run_bench
     from hvd_ray.commands.traces_progress import shown_progress
-    from hvd_ray.config import load_config
-    from hvd_ray.systems import SYSTEMS
 
-    running = SYSTEMS if options.systems is None else options.systems
-    config = load_config(config_file, settings, policies=running)
     with shown_progress("requests") as progress:
-        return run_bench(options, config, progress=progress)
+        if not track:
+            return run_bench(options, config, progress=progress)
+        from hvd_ray.tracking import tracked
+
+        with tracked(config, run_name="bench") as tracker:
+            result = run_bench(options, config, progress=progress)
+            _remember(result, tracker)
+            return result
+
+
+def _remember(result: BenchResult, tracker: Tracker) -> None:
+    """The run in MLflow: where it comes from, the figures over all workloads, the whole result."""
+    tracker.log_params(result.provenance)
+    for row in result.aggregate:
+        names = ("speedup_vs_greedy", "emitted_per_pass", "identical_to_greedy")
+        figures = {f"{row.system}/{row.cache}/{name}": getattr(row, name) for name in names}
+        tracker.log_metrics(figures)
+    with TemporaryDirectory() as folder:
+        result.write(Path(folder) / "result.json")
+        tracker.log_artifacts(Path(folder))
 
 
 def _answer(result: BenchResult, *, as_json: bool, out: Path | None) -> None:
