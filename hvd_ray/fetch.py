@@ -10,7 +10,14 @@ from hvd_ray.targets.embedded import EMBEDDED_MODELS, EmbeddedModel, fetch_embed
 from hvd_ray.targets.identity import check_model_folder, model_fingerprint, tokenizer_sha
 from hvd_ray.targets.progress import FetchProgress, LoggedProgress
 
-__all__ = ["ModelRef", "fetch_model", "model_fingerprint", "resolve_model", "tokenizer_sha"]
+__all__ = [
+    "ModelRef",
+    "fetch_model",
+    "model_fingerprint",
+    "resolve_model",
+    "resolve_tokenizer",
+    "tokenizer_sha",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +52,19 @@ def resolve_model(name_or_path: str) -> ModelRef:
         folder = hub.cached_folder(name_or_path)
         return ModelRef(name_or_path, str(folder or name_or_path), is_local=folder is not None)
     raise _no_such_model(name_or_path)
+
+
+def resolve_tokenizer(name_or_path: str) -> ModelRef:
+    """Say where a tokenizer lies: as `resolve_model`, but a local folder needs no weights.
+
+    Raises:
+        UserError: no such model, or the folder holds no tokenizer.
+    """
+    if name_or_path in EMBEDDED_MODELS or not _is_folder(name_or_path):
+        return resolve_model(name_or_path)
+    folder = Path(name_or_path).expanduser().resolve()
+    tokenizer_sha(folder)
+    return ModelRef(folder.name, str(folder), is_local=True)
 
 
 def fetch_model(

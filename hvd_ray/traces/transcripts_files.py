@@ -1,0 +1,241 @@
+"""Log files, row by row, in constant memory: JSON lines, a JSON array, or one JSON document.
+
+A *row* is one JSON value with the line it begins at. A file is never held as a whole: what is in
+memory is one row and a read buffer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from hvd_ray.errors import UserError
+from hvd_ray.traces.transcripts_agents import is_event_list
+
+Layout = Literal["lines", "array", "document"]
+
+LOG_SUFFIXES = (".jsonl", ".ndjson", ".json", ".traj")
+LINE_SUFFIXES = (".jsonl", ".ndjson")
+MAX_ROW_BYTES = 256 * 2**20
+"""A longer row is refused unread: no memory is lost to a file without line ends."""
+_SNIFF_BYTES = 2**20
+_READ_BYTES = 2**20
+_BOM = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n"
+# A string, one that does not end in the buffer, or a bracket.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """One JSON value of a file, not parsed yet."""
+
+    line: int
+    """The line it begins at, from 1."""
+    offset: int
+    """The byte it begins at."""
+    text: bytes | None
+    """None where it is longer than `MAX_ROW_BYTES`."""
+    num_bytes: int
+
+
+def log_files(places: Sequence[Path]) -> list[Path]:
+    """The files named, and those below folders with a suffix of `LOG_SUFFIXES`, each once.
+
+    Raises:
+        UserError: a place is absent, or a folder holds no log.
+    """
+    found: dict[Path, None] = {}
+    for place in places:
+        files = _below(place) if place.is_dir() else [place]
+        if not place.exists():
+            raise UserError(
+                f"cannot read {place}: no such file; expected a log or a folder of logs"
+            )
+        if not files:
+            known = ", ".join(f"*{suffix}" for suffix in LOG_SUFFIXES)
+            raise UserError(f"{place} holds no logs: expected {known} in it")
+        found |= dict.fromkeys(files)
+    return list(found)
+
+
+def labels_of(files: Sequence[Path]) -> list[str]:
+    """A short name for each file, unlike all others: its own, or with the folders above it."""
+    names = [file.name for file in files]
+    if len(set(names)) == len(names):
+        return names
+    absolute = [file.absolute() for file in files]
+    base = os.path.commonpath([file.parent for file in absolute])
+    return [file.relative_to(base).as_posix() for file in absolute]
+
+
+def layout_of(path: Path) -> Layout:
+    """How the rows lie in a file, told by its first megabyte and its suffix.
+
+    Raises:
+        UserError: it cannot be read, is empty or does not begin like JSON.
+    """
+    with opened(path) as file:
+        head = file.read(_SNIFF_BYTES).removeprefix(_BOM).lstrip(_SPACE)
+    if not head:
+        raise UserError(f"{path} is empty: expected a log in JSON")
+    if head[:1] == b"[":
+        return "document" if _is_event_array(head) else "array"
+    if head[:1] != b"{" and path.suffix not in LINE_SUFFIXES:
+        raise UserError(f"{path} is no log: expected JSON lines, a JSON array or a JSON object")
+    is_lines = path.suffix in LINE_SUFFIXES or _is_one_of_several_rows(head)
+    return "lines" if is_lines else "document"
+
+
+def rows_of(
+    path: Path, layout: Layout, *, offset: int = 0, line: int = 1, num_bytes: int | None = None
+) -> Iterator[LogRow]:
+    """The rows of a file, or of a stretch of it that begins and ends between rows.
+
+    Args:
+        path: the file.
+        layout: how its rows lie.
+        offset: the byte at which the stretch begins.
+        line: the line of that byte.
+        num_bytes: of the stretch; None: to the end.
+
+    Raises:
+        UserError: the file cannot be read, or an array is not closed.
+    """
+    with opened(path) as file:
+        if layout == "document":
+            yield _document(file)
+            return
+        file.seek(offset)
+        end = None if num_bytes is None else offset + num_bytes
+        if layout == "lines":
+            yield from _lines(file, offset, line, end)
+        else:
+            yield from _elements(file, path, offset, line, end)
+
+
+def opened(path: Path) -> BinaryIO:
+    """The file, open for reading.
+
+    Raises:
+        UserError: it cannot be.
+    """
+    try:
+        return path.open("rb")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"cannot read {path}: {reason}; expected a log in JSON") from None
+
+
+def _below(folder: Path) -> list[Path]:
+    files = (file for suffix in LOG_SUFFIXES for file in folder.rglob(f"*{suffix}"))
+    visible = (file for file in files if not file.name.startswith("."))
+    return sorted(file for file in visible if file.is_file())
+
+
+def _is_one_of_several_rows(head: bytes) -> bool:
+    """Whether the first line is a JSON value by itself and another one begins after it."""
+    first, newline, rest = head.partition(b"\n")
+    if not newline:
+        return len(head) > _SNIFF_BYTES // 2  # cut off: as lines it is read right either way
+    try:
+        json.loads(first)
+    except ValueError:
+        return False
+    return rest.lstrip(_SPACE)[:1] == b"{"
+
+
+def _is_event_array(head: bytes) -> bool:
+    """Whether an array lists the events of one trajectory rather than rows."""
+    element = next(_spans(head, 1), None)
+    if element is None:
+        return False
+    try:
+        return is_event_list([json.loads(head[slice(*element)])])
+    except ValueError:
+        return False
+
+
+def _document(file: BinaryIO) -> LogRow:
+    text = file.read(MAX_ROW_BYTES + 1)
+    size = len(text)
+    return LogRow(1, 0, text.removeprefix(_BOM) if size <= MAX_ROW_BYTES else None, size)
+
+
+def _lines(file: BinaryIO, offset: int, line: int, end: int | None) -> Iterator[LogRow]:
+    while end is None or offset < end:
+        text = file.readline(MAX_ROW_BYTES)
+        if not text:
+            return
+        size = len(text)
+        is_long = size == MAX_ROW_BYTES and not text.endswith(b"\n")
+        if is_long:
+            size += _skip_line(file)
+        if offset == 0:
+            text = text.removeprefix(_BOM)
+        if text := text.strip():
+            yield LogRow(line, offset, None if is_long else text, size)
+        offset += size
+        line += 1
+
+
+def _skip_line(file: BinaryIO) -> int:
+    skipped = 0
+    while rest := file.readline(_READ_BYTES):
+        skipped += len(rest)
+        if rest.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _elements(
+    file: BinaryIO, path: Path, offset: int, line: int, end: int | None
+) -> Iterator[LogRow]:
+    """The objects of an array, found by their brackets: a broken one does not spoil the next."""
+    buffer, base = b"", offset
+    """`buffer` begins at byte `base` of the file, on line `line`."""
+    while True:
+        chunk = file.read(max(_READ_BYTES, len(buffer)))  # doubled: a long object is scanned anew
+        buffer += chunk
+        done = 0
+        for start, stop in _spans(buffer, 0):
+            if end is not None and base + start >= end:
+                return
+            line += buffer.count(b"\n", done, start)
+            yield LogRow(line, base + start, buffer[start:stop], stop - start)
+            line += buffer.count(b"\n", start, stop)
+            done = stop
+        if not chunk:
+            if b"{" in buffer[done:]:
+                raise UserError(f"{path}:{line}: the last object of the array is not closed")
+            return
+        if len(buffer) - done > MAX_ROW_BYTES:
+            raise UserError(f"{path}:{line}: an object of more than {MAX_ROW_BYTES:,} bytes")
+        buffer, base = buffer[done:], base + done
+
+
+def _spans(buffer: bytes, position: int) -> Iterator[tuple[int, int]]:
+    """Start and end of every whole object or text from `position` on that is in no other object.
+
+    A text is no row, but it is counted as one so that it can be named as a bad one.
+    """
+    depth = start = 0
+    for token in _TOKEN.finditer(buffer, position):
+        mark = token.group()
+        if mark == b'"':
+            return
+        if mark[:1] == b'"' and depth == 0:
+            yield token.span()
+        if mark == b"{":
+            if depth == 0:
+                start = token.start()
+            depth += 1
+        elif mark == b"}" and depth:
+            depth -= 1
+            if depth == 0:
+                yield start, token.end()
