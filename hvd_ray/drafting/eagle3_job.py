@@ -26,7 +26,7 @@ from hvd_ray.drafting.eagle3_states import (
     TargetStates,
     read_responses,
 )
-from hvd_ray.drafting.eagle3_training import LogMetrics, TrainConfig, Trainer, aux_std, train
+from hvd_ray.drafting.eagle3_training import LogMetrics, TrainConfig, Trainer, World, aux_std, train
 from hvd_ray.errors import UserError
 
 
@@ -48,8 +48,12 @@ class TrainJob:
     """Go on from another run's finished head instead of the target's own layers."""
 
 
-def run_training(job: TrainJob, config: TrainConfig, *, log_metrics: LogMetrics) -> Path:
+def run_training(
+    job: TrainJob, config: TrainConfig, *, log_metrics: LogMetrics, world: World | None = None
+) -> Path:
     """Train and save the head; returns its folder, `run/head`.
+
+    Called by each of several workers with its own `world`, all train one head together.
 
     Raises:
         UserError: no data, or a target or a starting head that does not fit.
@@ -72,9 +76,12 @@ def run_training(job: TrainJob, config: TrainConfig, *, log_metrics: LogMetrics)
         head_config=head.config,
         weights=head.weights,
         aux_std_A=aux_std(cache, shards[0]),
+        world=world,
     )
     quality = train(trainer, cache=cache, shards=shards, run=job.run, log_metrics=log_metrics)
     folder = job.run / "head"
+    if not trainer.world.is_first:
+        return folder
     save_head(Eagle3Head(head.config, trainer.export()), folder)
     (folder / "quality.json").write_text(json.dumps(quality_report(quality), indent=1) + "\n")
     return folder

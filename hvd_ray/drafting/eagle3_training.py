@@ -14,7 +14,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ from hvd_ray.drafting.eagle3_chain import PackedRows, chain_steps, pack
 from hvd_ray.drafting.eagle3_eval import DraftQuality, evaluate
 from hvd_ray.drafting.eagle3_loss import sample_classes, soft_cross_entropy, target_probs
 from hvd_ray.drafting.eagle3_states import ResponseStates, StateCache
+from hvd_ray.errors import UserError
 
 LogMetrics = Callable[[Mapping[str, float], int], None]
 FROZEN = ("embed_UH", "draft_to_target_V")
@@ -61,6 +62,36 @@ class TrainConfig:
     seed: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This worker among those that train one head together (torch.distributed, if several)."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """The worker that saves, measures and logs."""
+        return self.rank == 0
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its mean over the workers."""
+        if self.size > 1:
+            for tensor in tensors:
+                torch.distributed.all_reduce(tensor)
+                tensor /= self.size
+
+    def share(self, shards: Sequence[Path]) -> list[Path]:
+        """This worker's shards.
+
+        Raises:
+            UserError: there are fewer shards than workers.
+        """
+        if len(shards) < self.size:
+            raise UserError(f"{len(shards)} shards cannot feed {self.size} workers: use fewer")
+        return list(shards[self.rank :: self.size])
+
+
 class Trainer:
     """float32 master weights, their optimiser, and one step of the loss."""
 
@@ -71,8 +102,10 @@ class Trainer:
         head_config: Eagle3Config,
         weights: Eagle3Weights,
         aux_std_A: Tensor,
+        world: World | None = None,
     ) -> None:
         self.config = config
+        self.world = world or World()
         self._dtype = getattr(torch, config.dtype)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         weights = weights.on(self.device)
@@ -148,6 +181,8 @@ class Trainer:
             torch.zeros((), device=self.device),
         )
         torch.autograd.backward(total)
+        grads = (master.grad for master in self.masters.values())
+        self.world.average(grad for grad in grads if grad is not None)
         norm = torch.nn.utils.clip_grad_norm_(self.masters.values(), self.config.grad_clip)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -273,13 +308,17 @@ def train(
 ) -> dict[str, DraftQuality]:
     """Run until `num_steps`, from the run folder's last checkpoint if it has one.
 
-    Returns the quality on held-out prompts at the end.
+    Returns the quality on held-out prompts at the end (of the first worker; others measure
+    nothing). Several workers share the folder, which the first one writes.
     """
-    config = trainer.config
+    config, world = trainer.config, trainer.world
     run.mkdir(parents=True, exist_ok=True)
     first = load_checkpoint(trainer, run)
-    held_out = held_out_states(cache, shards, limit=config.num_held_out)
-    batches = training_batches(cache, shards, config, seed=config.seed + first)
+    held_out: list[ResponseStates] = []
+    if world.is_first:
+        held_out = held_out_states(cache, shards, limit=config.num_held_out)
+    seed = config.seed + first
+    batches = training_batches(cache, world.share(shards), config, seed=seed)
     for step in range(first, config.num_steps):
         started = time.perf_counter()
         rows = next(batches)
@@ -287,6 +326,8 @@ def train(
         metrics = trainer.step(rows, step=step)
         seconds = time.perf_counter() - loaded
         speed = {"rows_per_second": rows.num_roots / seconds, "load_seconds": loaded - started}
+        if not world.is_first:
+            continue
         log_metrics(metrics | speed, step)
         if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.num_steps:
             save_checkpoint(trainer, run, step=step + 1)
@@ -298,7 +339,8 @@ def train(
 def quality_metrics(quality: Mapping[str, DraftQuality]) -> dict[str, float]:
     """Flat names for a tracker: emitted per pass by workload, accuracy by position over all."""
     metrics = {f"emitted_per_pass/{name}": each.emitted_per_pass for name, each in quality.items()}
-    for position, accuracy in enumerate(quality["all"].accuracy_by_position, start=1):
+    overall = quality["all"].accuracy_by_position if quality else []
+    for position, accuracy in enumerate(overall, start=1):
         metrics[f"accuracy/position_{position}"] = accuracy
     return metrics
 

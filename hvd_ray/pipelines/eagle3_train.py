@@ -1,0 +1,52 @@
+"""Train one EAGLE-3 head with several workers: Ray Train around `run_training`, data-parallel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hvd_ray.drafting.eagle3_job import TrainJob, run_training
+from hvd_ray.drafting.eagle3_training import TrainConfig, World
+
+
+def train_on_workers(
+    job: TrainJob, config: TrainConfig, *, num_workers: int, use_gpu: bool, storage: Path
+) -> Path:
+    """Train on a Ray cluster; returns the head's folder.
+
+    Each worker reads its own shards and gradients are averaged after every step, so a step sees
+    `num_workers * rows_per_step` rows. All paths must be reachable by every worker. `storage`
+    (absolute) keeps Ray Train's own records.
+    """
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    trainer = TorchTrainer(
+        _train_worker,
+        train_loop_config={"job": job, "config": config},
+        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
+        run_config=RunConfig(name=job.run.name, storage_path=str(storage.absolute())),
+    )
+    trainer.fit()
+    return job.run / "head"
+
+
+def _train_worker(settings: dict[str, Any]) -> None:
+    from ray import train
+
+    context = train.get_context()
+    world = World(rank=context.get_world_rank(), size=context.get_world_size())
+    job: TrainJob = settings["job"]
+    config: TrainConfig = settings["config"]
+    job.run.mkdir(parents=True, exist_ok=True)
+    metrics_file = job.run / "metrics.jsonl"
+
+    def log_metrics(metrics: Any, step: int) -> None:
+        with metrics_file.open("a") as file:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+
+    run_training(job, config, log_metrics=log_metrics, world=world)
+    if world.is_first:
+        (job.run / "config.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
