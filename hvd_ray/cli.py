@@ -14,6 +14,7 @@ from hvd_ray.errors import UserError
 COMMAND_MODULES = (
     "fetch",
     "doctor",
+    "calibrate",
     "traces",
     "train",
     "drafter",

@@ -5,22 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hvd_ray.errors import UserError
 
-PolicyName = Literal["greedy", "ngram", "suffix", "rule_score", "rule_match", "hvd_tau"]
-POLICY_NAMES: tuple[PolicyName, ...] = (
-    "greedy",
-    "ngram",
-    "suffix",
-    "rule_score",
-    "rule_match",
-    "hvd_tau",
-)
+PolicyName = Literal[
+    "greedy", "ngram", "suffix", "eagle3", "rule_score", "rule_match", "hvd_tau", "hvd_cost"
+]
+POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 Dtype = Literal["float32", "bfloat16"]
 DEFAULT_MODEL = "smollm2-135m"
 LISTED_IN = "hvd_ray/config.py"
@@ -55,9 +50,21 @@ class NgramConfig(_Section):
     max_draft_tokens: Positive = 10
 
 
+class Eagle3Config(_Section):
+    """The model drafter (EAGLE-3, 2503.01840)."""
+
+    head: str | None = None
+    """A head's folder; None: the one that ships for the target, if one does."""
+    num_tokens: Positive = 4
+    """Length of a chain."""
+    is_sampled: bool = False
+    """Sample drafts of requests with a temperature, instead of taking the head's arg max."""
+
+
 class DraftingConfig(_Section):
     suffix: SuffixConfig = SuffixConfig()
     ngram: NgramConfig = NgramConfig()
+    eagle3: Eagle3Config = Eagle3Config()
 
 
 class PolicyConfig(_Section):
@@ -66,6 +73,8 @@ class PolicyConfig(_Section):
     """Threshold of `hvd_tau` on the predicted payoff, in tokens."""
     predictor: str | None = None
     """A folder, `models:/NAME@ALIAS`, or None for the registered champion."""
+    costs: str | None = None
+    """A cost table's file, or None for the one that `hvd calibrate` measured here."""
     model_draft_tokens: Positive = 4
     """What the cache's score must reach under `rule_score`."""
     min_match: Positive = 5
@@ -92,7 +101,8 @@ class Config(_Section):
 
 _USED_BY: dict[str, tuple[str, ...]] = {
     "policy.tau": ("hvd_tau",),
-    "policy.predictor": ("hvd_tau",),
+    "policy.predictor": ("hvd_tau", "hvd_cost"),
+    "policy.costs": ("hvd_cost",),
     "policy.model_draft_tokens": ("rule_score",),
     "policy.min_match": ("rule_match",),
 }

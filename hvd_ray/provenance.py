@@ -56,7 +56,7 @@ def provenance(*, config: Config | None = None, **extra: object) -> dict[str, An
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _versions(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
         **_torch_facts(),
@@ -129,7 +129,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's name, or what comes closest."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,13 @@
-"""Systems: the named combinations of drafter and policy that are compared and served."""
+"""Systems: the named combinations of drafters and policy that are compared and served."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hvd_ray.config import POLICY_NAMES, Config
@@ -11,8 +17,11 @@ from hvd_ray.drafting.ngram import NgramDrafter
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import UserError
+from hvd_ray.payoff.cost import CostTable
+from hvd_ray.payoff.cost_policy import CostPolicy, SurvivalEstimator
 from hvd_ray.payoff.policy import (
     AlwaysCache,
+    AlwaysModel,
     MatchRule,
     NeverDraft,
     PayoffEstimator,
@@ -23,56 +32,130 @@ from hvd_ray.payoff.policy import (
 from hvd_ray.text import HFTextCodec, TextCodec
 
 if TYPE_CHECKING:
+    from hvd_ray.drafting.eagle3 import Eagle3Head
     from hvd_ray.engines.torch_engine import TorchEngine
 
 SYSTEMS: tuple[str, ...] = POLICY_NAMES
-NEEDS_PREDICTOR: frozenset[str] = frozenset({"hvd_tau"})
 
 
-def build_policy(system: str, config: Config, estimator: PayoffEstimator | None = None) -> Policy:
+class Need(StrEnum):
+    """What a system may need besides a target."""
+
+    PREDICTOR = "a payoff predictor"
+    SURVIVAL = "a payoff predictor with a survival curve"
+    COSTS = "a cost table"
+    HEAD = "an EAGLE-3 head"
+
+
+NEEDS: Mapping[str, frozenset[Need]] = MappingProxyType(
+    {
+        "eagle3": frozenset({Need.HEAD}),
+        "hvd_tau": frozenset({Need.PREDICTOR}),
+        "hvd_cost": frozenset({Need.SURVIVAL, Need.COSTS}),
+    }
+)
+HYBRIDS = frozenset({"rule_score", "rule_match", "hvd_tau", "hvd_cost"})
+"""Systems that fall back to the model drafter where there is one, and to plain decoding else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What systems are built from besides engine and text codec; None: not at hand."""
+
+    estimator: PayoffEstimator | None = None
+    costs: CostTable | None = None
+    head: Eagle3Head | None = None
+
+    def has(self, need: Need) -> bool:
+        at_hand = {
+            Need.PREDICTOR: self.estimator is not None,
+            Need.SURVIVAL: _as_survival(self.estimator) is not None,
+            Need.COSTS: self.costs is not None,
+            Need.HEAD: self.head is not None,
+        }
+        return at_hand[need]
+
+
+NO_PARTS = Parts()
+_HOW_TO_GET: Mapping[Need, str] = MappingProxyType(
+    {
+        Need.PREDICTOR: "train one with `hvd train`",
+        Need.SURVIVAL: "train one with `hvd train --kind survival`",
+        Need.COSTS: "measure one with `hvd calibrate`",
+        Need.HEAD: "name one with drafting.eagle3.head=FOLDER, see `hvd drafter train`",
+    }
+)
+
+
+def build_policy(system: str, config: Config, parts: Parts = NO_PARTS) -> Policy:
     """The policy of a system.
 
     Raises:
-        UserError: the system is unknown, or needs a predictor and none was given.
+        UserError: the system is unknown, or needs a part that is not at hand.
     """
     check_system(system)
+    for need in sorted(NEEDS.get(system, ())):
+        if not parts.has(need):
+            raise UserError(f"system {system!r} needs {need}: {_HOW_TO_GET[need]}")
     if system == "greedy":
         return NeverDraft()
     if system in ("ngram", "suffix"):
         return AlwaysCache()
+    if system == "eagle3":
+        return AlwaysModel()
     if system == "rule_score":
         return ScoreRule(config.policy.model_draft_tokens)
     if system == "rule_match":
         return MatchRule(config.policy.min_match)
-    if estimator is None:
-        raise UserError(f"system {system!r} needs a payoff predictor: train one with `hvd train`")
-    return ThresholdPolicy(estimator, config.policy.tau)
+    assert parts.estimator is not None
+    if system == "hvd_tau":
+        return ThresholdPolicy(parts.estimator, config.policy.tau)
+    estimator = _as_survival(parts.estimator)
+    assert estimator is not None
+    assert parts.costs is not None
+    return CostPolicy(estimator, parts.costs, config.drafting.eagle3.num_tokens)
+
+
+def _as_survival(estimator: object) -> SurvivalEstimator | None:
+    if isinstance(estimator, SurvivalEstimator) and estimator.has_survival:
+        return estimator
+    return None
 
 
 def build_cache_drafter(system: str, config: Config) -> Drafter | None:
-    """A fresh, empty drafter for a system; None where it drafts nothing."""
-    if system == "greedy":
+    """A fresh, empty cache drafter for a system; None where it uses none."""
+    if system in ("greedy", "eagle3"):
         return None
     if system == "ngram":
         return NgramDrafter(config.drafting.ngram)
     return SuffixDrafter(config.drafting.suffix)
 
 
+def build_model_drafter(
+    system: str, config: Config, *, engine: Engine, parts: Parts = NO_PARTS
+) -> Drafter | None:
+    """A model drafter for a system that uses one, where a head is at hand."""
+    if parts.head is None or system not in HYBRIDS | {"eagle3"}:
+        return None
+    from hvd_ray.drafting.eagle3_drafter import Eagle3Drafter
+
+    settings = config.drafting.eagle3
+    vocab_size = engine.capabilities.vocab_size
+    return Eagle3Drafter(parts.head, vocab_size, settings.num_tokens, settings.is_sampled)
+
+
 def build_decoder(
-    system: str,
-    *,
-    engine: Engine,
-    codec: TextCodec,
-    config: Config,
-    estimator: PayoffEstimator | None = None,
+    system: str, *, engine: Engine, codec: TextCodec, config: Config, parts: Parts = NO_PARTS
 ) -> Decoder:
     """A decoder with a cold cache; keeping it keeps the cache warm.
 
     Raises:
-        UserError: the system is unknown, or needs a predictor and none was given.
+        UserError: the system is unknown, or needs a part that is not at hand.
     """
-    policy = build_policy(system, config, estimator)
-    return Decoder(engine, codec, policy, build_cache_drafter(system, config))
+    policy = build_policy(system, config, parts)
+    cache_drafter = build_cache_drafter(system, config)
+    model_drafter = build_model_drafter(system, config, engine=engine, parts=parts)
+    return Decoder(engine, codec, policy, cache_drafter, model_drafter)
 
 
 def check_system(system: str) -> None:
@@ -95,3 +178,37 @@ def load_engine(config: Config) -> tuple[TorchEngine, HFTextCodec]:
     codec = HFTextCodec(model.path_or_id)
     engine = TorchEngine.load(model.path_or_id, dtype=config.dtype, num_threads=config.num_threads)
     return engine, codec
+
+
+def head_folder(config: Config) -> Path:
+    """Where the head of the configuration, or the one that ships for the target, lies.
+
+    Raises:
+        UserError: none was named and none ships.
+    """
+    named = config.drafting.eagle3.head
+    if named is not None:
+        return Path(named)
+    shipped = Path(str(files("hvd_ray"))) / "assets" / Path(config.model).name / "eagle3"
+    if config.model != shipped.parent.name or not (shipped / "config.json").exists():
+        raise UserError(f"no EAGLE-3 head ships for {config.model!r}: {_HOW_TO_GET[Need.HEAD]}")
+    return shipped
+
+
+def load_head(config: Config, engine: TorchEngine) -> tuple[Eagle3Head, TorchEngine]:
+    """The head for a target, and the engine that hands out the hidden states it reads.
+
+    Raises:
+        UserError: there is no head, or it does not fit the target.
+    """
+    from dataclasses import replace
+
+    from hvd_ray.drafting.eagle3_checkpoint import load_head as read_head
+    from hvd_ray.drafting.eagle3_checkpoint import target_shape
+
+    head = read_head(
+        head_folder(config), target=target_shape(engine.model), dtype=engine.model.dtype
+    )
+    capabilities = replace(engine.capabilities, has_hidden=True)
+    layers = head.config.aux_layer_ids
+    return head, replace(engine, capabilities=capabilities, hidden_layers=layers)

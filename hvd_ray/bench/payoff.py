@@ -33,6 +33,11 @@ class PayoffSource:
         return PredictorEstimator(self.predictor, self.extractor(codec, vocab_size=vocab_size))
 
     @property
+    def has_survival(self) -> bool:
+        """Whether its predictor gives a survival curve."""
+        return self.predictor.num_survival > 0
+
+    @property
     def facts(self) -> dict[str, Any]:
         """For the provenance of a result."""
         card = self.predictor.card

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from hvd_ray.bench.cells import Arm, Sample, aggregate_rows, workload_rows
 from hvd_ray.bench.measure import BuildDecoder, measure
-from hvd_ray.bench.payoff import PayoffSource, find_payoff
+from hvd_ray.bench.parts import Sources, find_parts
 from hvd_ray.bench.plan import Plan, Sampling, ask, choose_arms, choose_filling
 from hvd_ray.bench.report import exactness_notes, slowdown_notes
 from hvd_ray.bench.result import BenchResult, CacheState
@@ -22,7 +22,7 @@ from hvd_ray.engines.base import Engine
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model, tokenizer_sha
 from hvd_ray.provenance import provenance
-from hvd_ray.systems import NEEDS_PREDICTOR, SYSTEMS, build_decoder, check_system, load_engine
+from hvd_ray.systems import Parts, build_decoder, check_system, load_engine
 from hvd_ray.text import TextCodec
 
 CacheChoice = Literal["cold", "warm", "both"]
@@ -96,7 +96,7 @@ class Progress(Protocol):
 
 
 EngineLoader = Callable[[Config], tuple[Engine, TextCodec]]
-PayoffFinder = Callable[[Config], PayoffSource]
+SOURCES = Sources()
 
 
 def run_bench(
@@ -105,7 +105,7 @@ def run_bench(
     *,
     progress: Progress,
     load_engine: EngineLoader = load_engine,
-    find_payoff: PayoffFinder = find_payoff,
+    sources: Sources = SOURCES,
 ) -> BenchResult:
     """Measure and summarise.
 
@@ -114,14 +114,14 @@ def run_bench(
         config: model, drafting, policies and seed.
         progress: hears the stages and requests.
         load_engine: of the target; called once everything else is known to be good.
-        find_payoff: of the predictor; called if a system needs one.
+        sources: of predictor, cost table and head; asked if a system needs them.
 
     Raises:
         UserError: something asked for cannot be had; nothing was measured then.
     """
     prompts = options.load()
     chosen = select(prompts, split=options.split, limit=options.limit)
-    systems, payoff, notes = _affordable(options.systems, config, find_payoff)
+    systems, found, notes = find_parts(options.systems, config, sources)
     arms = choose_arms(systems, CACHES[options.cache])
     is_warm = any(arm.cache == "warm" for arm in arms)
     fillers = choose_filling(prompts, chosen) if is_warm else {}
@@ -129,7 +129,8 @@ def run_bench(
     progress.stage(f"loading {config.model} ({config.dtype})")
     engine, codec = load_engine(config)
     plan = _plan(arms, chosen, fillers, engine=engine, codec=codec, options=options, config=config)
-    build = _builder(engine, codec, config, payoff)
+    parts, engine = found.load(engine, codec, config)
+    build = _builder(engine, codec, config, parts)
     progress.stage("warming up")
     progress.expect(plan.num_requests)
     num_done = count(1)
@@ -144,32 +145,9 @@ def run_bench(
         warm_up="one short request a system, one pass of each number of rows; not counted",
         load_average=round(load_average, 2),
         **_checkpoint(config),
-        **(payoff.facts if payoff else {}),
+        **found.facts,
     )
     return summarise(samples, engine, config, notes=notes, about=about)
-
-
-def _affordable(
-    asked: tuple[str, ...] | None, config: Config, find_payoff: PayoffFinder
-) -> tuple[tuple[str, ...], PayoffSource | None, list[str]]:
-    """The systems to measure, the predictor they need, and what is left out.
-
-    By default the systems that need a predictor are measured where the target has a champion.
-
-    Raises:
-        UserError: a predictor, or a system that needs one, was asked for and there is none.
-    """
-    wanted = SYSTEMS if asked is None else asked
-    if NEEDS_PREDICTOR.isdisjoint(wanted):
-        return wanted, None, []
-    try:
-        return wanted, find_payoff(config), []
-    except UserError as error:
-        if asked is not None or config.policy.predictor is not None:
-            raise
-        left_out = ", ".join(system for system in SYSTEMS if system in NEEDS_PREDICTOR)
-        kept = tuple(system for system in SYSTEMS if system not in NEEDS_PREDICTOR)
-        return kept, None, [f"{left_out} left out: {error}"]
 
 
 def _plan(
@@ -191,14 +169,9 @@ def _plan(
     return Plan(arms, measured, known)
 
 
-def _builder(
-    engine: Engine, codec: TextCodec, config: Config, payoff: PayoffSource | None
-) -> BuildDecoder:
-    vocab_size = engine.capabilities.vocab_size
-    estimator = payoff.estimator(codec, vocab_size=vocab_size) if payoff else None
-
+def _builder(engine: Engine, codec: TextCodec, config: Config, parts: Parts) -> BuildDecoder:
     def build(system: str) -> Decoder:
-        return build_decoder(system, engine=engine, codec=codec, config=config, estimator=estimator)
+        return build_decoder(system, engine=engine, codec=codec, config=config, parts=parts)
 
     return build
 

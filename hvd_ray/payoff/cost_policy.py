@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -27,8 +27,14 @@ _PRIOR_TOKENS = 12.0
 _CORRECTION_BOUNDS = (0.5, 1.5)
 
 
+@runtime_checkable
 class SurvivalEstimator(Protocol):
     """Judges a non-empty cache draft token by token."""
+
+    @property
+    def has_survival(self) -> bool:
+        """Whether its predictor gives a curve at all."""
+        ...
 
     def survival(self, draft: Draft, context: DecodeContext) -> Float32Array:
         """P(at least k draft tokens are accepted), k = 1..K, never rising."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_ray.context import DecodeContext
-from hvd_ray.errors import NotSupportedError
 from hvd_ray.payoff.features import NUM_FEATURES, FeatureExtractor
 from hvd_ray.payoff.predictor import Payoff, PayoffPredictor
 from hvd_ray.types import Draft, Float32Array
@@ -24,17 +23,15 @@ class PredictorEstimator:
         self._extractor.write(draft, context, self._features_1F[0])
         return self._predictor.predict(self._features_1F)
 
-    def survival(self, draft: Draft, context: DecodeContext) -> Float32Array:
-        """P(at least k tokens are accepted), k = 1..draft length; `cost_policy`'s view.
+    @property
+    def has_survival(self) -> bool:
+        """Whether the predictor gives a survival curve."""
+        return self._predictor.num_survival > 0
 
-        Raises:
-            NotSupportedError: the predictor has no survival head.
-        """
+    def survival(self, draft: Draft, context: DecodeContext) -> Float32Array:
+        """P(at least k tokens are accepted), k = 1..draft length; `cost_policy`'s view."""
         survival_BK = self.payoff(draft, context).survival_BK
-        if survival_BK is None:
-            raise NotSupportedError(
-                "hvd_cost with a predictor of kind mlp; train one with `hvd train --kind survival`"
-            )
+        assert survival_BK is not None, "ask `has_survival` first"
         curve_K: Float32Array = survival_BK[0, : len(draft)]
         return curve_K
 

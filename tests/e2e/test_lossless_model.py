@@ -10,10 +10,10 @@ from hvd_ray.bench.workloads import Prompt, load_shipped, shipped_workloads
 from hvd_ray.config import Config
 from hvd_ray.decode import Decoder
 from hvd_ray.engines.torch_engine import TorchEngine
-from hvd_ray.systems import SYSTEMS, build_decoder
+from hvd_ray.systems import build_decoder
 from hvd_ray.text import HFTextCodec
 from hvd_ray.types import Completion, Request, SamplingParams
-from tests.property.toy_requests import ScoreAsPayoff
+from tests.property.toy_requests import HEADLESS_SYSTEMS, PARTS
 
 NUM_PROMPTS = 20
 MAX_TOKENS = 110
@@ -59,13 +59,12 @@ def plain(engine: TorchEngine, codec: HFTextCodec, requests: list[Request]) -> l
 
 def _decoder(system: str, engine: TorchEngine, codec: HFTextCodec) -> Decoder:
     config = Config.model_validate({"policy": {"tau": 2.0}})
-    estimator = ScoreAsPayoff()
-    return build_decoder(system, engine=engine, codec=codec, config=config, estimator=estimator)
+    return build_decoder(system, engine=engine, codec=codec, config=config, parts=PARTS)
 
 
 @pytest.mark.model
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("system", [name for name in SYSTEMS if name != "greedy"])
+@pytest.mark.parametrize("system", [name for name in HEADLESS_SYSTEMS if name != "greedy"])
 def test_identical_to_plain_decoding(
     system: str,
     engine: TorchEngine,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,25 +15,31 @@ from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.payoff.features import FeatureExtractor
 from hvd_ray.payoff.policy import AlwaysCache
 from hvd_ray.payoff.token_classes import TokenClasses
-from hvd_ray.systems import build_cache_drafter, build_decoder, build_policy
+from hvd_ray.systems import Parts, build_cache_drafter, build_decoder, build_policy
 from hvd_ray.traces.label import label_shard, shard_of
 from hvd_ray.traces.oracle import replay_oracle
 from hvd_ray.traces.replay import replay, summarize
 from hvd_ray.traces.schema import Trace
 from hvd_ray.types import Request, SamplingParams, Source
+from tests.property.toy_requests import HEADLESS_SYSTEMS
 
 EXTRACTOR = FeatureExtractor(TokenClasses.from_codec(ToyCodec(), 24))
 START = datetime(2026, 1, 1, tzinfo=UTC)
-SYSTEMS = ("greedy", "ngram", "suffix", "rule_score", "rule_match", "hvd_tau")
 
 
 class HistoryEstimator:
     """An estimate that any slip in the history would change."""
 
+    has_survival = True
+
     def expected_length(self, draft, context):
         history = context.history
         recent = sum(outcome.accepted_len for outcome in history.outcomes)
         return len(draft) + recent / 3 - history.num_since_mismatch / 7 - context.room / 50
+
+    def survival(self, draft, context):
+        chance = 1 / (1 + 2.718 ** -(self.expected_length(draft, context) - 2))
+        return np.cumprod(np.full(len(draft), chance, dtype=np.float32))
 
 
 tokens = st.lists(st.integers(1, 4), min_size=1, max_size=40).map(tuple)
@@ -151,7 +158,7 @@ requests = st.lists(
 
 @settings(max_examples=80)
 @given(
-    system=st.sampled_from(SYSTEMS),
+    system=st.sampled_from(HEADLESS_SYSTEMS),
     asked=requests,
     engine=st.builds(
         ToyEngine,
@@ -170,12 +177,10 @@ def test_replay_reproduces_the_steps_of_the_run(system, asked, engine):
             }
         }
     )
-    estimator = HistoryEstimator()
-    decoder = build_decoder(
-        system, engine=engine, codec=ToyCodec(), config=config, estimator=estimator
-    )
+    parts = Parts(HistoryEstimator(), RowCosts((1, 16), (10.0, 25.0)))
+    decoder = build_decoder(system, engine=engine, codec=ToyCodec(), config=config, parts=parts)
     drafter = build_cache_drafter(system, config)
-    policy = build_policy(system, config, estimator)
+    policy = build_policy(system, config, parts)
     for number, (prompt, scope, sampling) in enumerate(asked):
         prompt = tuple(token % engine.vocab_size for token in prompt)
         request = Request(f"r{number}", prompt, sampling, scope)

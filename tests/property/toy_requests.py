@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from hvd_ray.config import Config
 from hvd_ray.context import DecodeContext
 from hvd_ray.decode import Decoder
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
-from hvd_ray.systems import SYSTEMS, build_decoder
-from hvd_ray.types import Draft, Request, SamplingParams
+from hvd_ray.payoff.cost import RowCosts
+from hvd_ray.systems import NEEDS, SYSTEMS, Need, Parts, build_decoder
+from hvd_ray.types import Draft, Float32Array, Request, SamplingParams
 
 VOCAB = 12
 
@@ -19,19 +21,27 @@ VOCAB = 12
 class ScoreAsPayoff:
     """A payoff estimator that a test can predict: the draft's own score."""
 
+    has_survival = True
+
     def expected_length(self, draft: Draft, context: DecodeContext) -> float:  # noqa: ARG002
         return draft.score
+
+    def survival(self, draft: Draft, context: DecodeContext) -> Float32Array:  # noqa: ARG002
+        return np.array(draft.probs, dtype=np.float32)
+
+
+PARTS = Parts(ScoreAsPayoff(), RowCosts((1, 64), (10.0, 20.0)))
+"""All that a system may need but a head."""
+HEADLESS_SYSTEMS = tuple(s for s in SYSTEMS if Need.HEAD not in NEEDS.get(s, ()))
 
 
 def decoder(system: str, engine: ToyEngine, config: Config | None = None) -> Decoder:
     """A cold decoder of any system over a toy engine; `hvd_tau` with a low threshold."""
     config = config or Config.model_validate({"policy": {"tau": 1.5}})
-    return build_decoder(
-        system, engine=engine, codec=ToyCodec(), config=config, estimator=ScoreAsPayoff()
-    )
+    return build_decoder(system, engine=engine, codec=ToyCodec(), config=config, parts=PARTS)
 
 
-systems = st.sampled_from(SYSTEMS)
+systems = st.sampled_from(HEADLESS_SYSTEMS)
 tokens = st.integers(1, VOCAB - 1)
 prompts = st.lists(tokens, min_size=1, max_size=40).map(tuple)
 engines = st.builds(

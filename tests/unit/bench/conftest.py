@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hvd_ray.bench.plan import Plan, Sampling, ask, choose_arms, choose_filling
@@ -11,7 +12,8 @@ from hvd_ray.bench.workloads import Prompt
 from hvd_ray.config import Config
 from hvd_ray.decode import Decoder
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
-from hvd_ray.systems import build_decoder
+from hvd_ray.payoff.cost import RowCosts
+from hvd_ray.systems import Parts, build_decoder
 
 CONFIG = Config()
 
@@ -30,6 +32,11 @@ class FixedEstimator:
 
     def expected_length(self, draft: object, context: object) -> float:  # noqa: ARG002
         return self.payoff
+
+    has_survival = True
+
+    def survival(self, draft, context):  # noqa: ARG002
+        return np.ones(len(draft), dtype=np.float32)
 
 
 def prompt(
@@ -84,8 +91,7 @@ def builder(engine: ToyEngine | None = None) -> Callable[[str], Decoder]:
     engine = engine or ToyEngine()
 
     def build(system: str) -> Decoder:
-        return build_decoder(
-            system, engine=engine, codec=ToyCodec(), config=CONFIG, estimator=FixedEstimator()
-        )
+        parts = Parts(FixedEstimator(), RowCosts((1, 64), (10.0, 20.0)))
+        return build_decoder(system, engine=engine, codec=ToyCodec(), config=CONFIG, parts=parts)
 
     return build

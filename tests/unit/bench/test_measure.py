@@ -12,7 +12,7 @@ from hvd_ray.bench.measure import measure
 from hvd_ray.bench.plan import Sampling, ask, choose_arms, choose_filling
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.errors import UserError
-from hvd_ray.systems import SYSTEMS
+from tests.property.toy_requests import HEADLESS_SYSTEMS
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_every_system_gives_greedys_tokens_also_when_sampling(temperature, toy, 
     sampling = Sampling(max_tokens=60, temperature=temperature, seed=5)
     plan = toy.plan(
         [*letters, toy.prompt("stu", split="train")],
-        systems=SYSTEMS,
+        systems=HEADLESS_SYSTEMS,
         caches=("cold", "warm"),
         sampling=sampling,
     )

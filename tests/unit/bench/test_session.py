@@ -3,14 +3,17 @@
 import json
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from hvd_ray.bench import session
+from hvd_ray.bench.parts import Sources
 from hvd_ray.bench.session import BenchOptions, run_bench
 from hvd_ray.config import Config
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.errors import UserError
-from hvd_ray.systems import SYSTEMS
+from hvd_ray.payoff.cost_file import CostFile, CostKey
+from tests.property.toy_requests import HEADLESS_SYSTEMS
 
 
 class Silent:
@@ -32,6 +35,7 @@ class Promise:
     """Stands for a predictor that expects much of every draft."""
 
     facts: ClassVar[dict] = {"predictor": "a promise"}
+    has_survival = True
 
     def estimator(self, codec, *, vocab_size):  # noqa: ARG002
         return self
@@ -39,9 +43,26 @@ class Promise:
     def expected_length(self, draft, context):  # noqa: ARG002
         return 100.0
 
+    def survival(self, draft, context):  # noqa: ARG002
+        return np.ones(len(draft), dtype=np.float32)
+
 
 def _none(config):  # noqa: ARG001
     raise UserError("no predictor: train one with `hvd train`")
+
+
+def _no_head(config):  # noqa: ARG001
+    raise UserError("no head: train one with `hvd drafter train`")
+
+
+def _flat_costs(config):  # noqa: ARG001
+    key = CostKey(model="toy", dtype="float32", engine="toy", device="none", num_threads=1)
+    return CostFile(key=key, rows=(1, 64), verify_ms=(10.0, 20.0))
+
+
+def _sources(**given):
+    found = {"payoff": lambda _: Promise(), "costs": _flat_costs, "head": _no_head}
+    return Sources(**found | given)
 
 
 def _toy(config):  # noqa: ARG001
@@ -52,13 +73,13 @@ def _never(*_):
     raise AssertionError("the target was loaded")
 
 
-def _run(options, *, load_engine=_toy, find_payoff=lambda _: Promise(), progress=None, config=None):
+def _run(options, *, load_engine=_toy, progress=None, config=None, **sources):
     return run_bench(
         options,
         config or Config(),
         progress=progress or Silent(),
         load_engine=load_engine,
-        find_payoff=find_payoff,
+        sources=_sources(**sources),
     )
 
 
@@ -84,11 +105,11 @@ def test_a_run_gives_a_row_for_each_workload_system_and_cache_state(prompt_file)
     progress = Silent()
     options = BenchOptions(prompt_files=(prompt_file,), max_tokens=20, cache="both")
     result = _run(options, progress=progress)
-    assert progress.done == progress.expected == 2 * 2 * (2 + 4 * 2) + 2
+    assert progress.done == progress.expected == 2 * 2 * (2 + 5 * 2) + 2
     seen = {(row.workload, row.system, row.cache) for row in result.rows}
-    assert len(result.rows) == len(seen) == 2 * (2 + 4 * 2)
+    assert len(result.rows) == len(seen) == 2 * (2 + 5 * 2)
     assert ("one", "suffix", "warm") in seen
-    assert {row.system for row in result.aggregate} == set(SYSTEMS)
+    assert {row.system for row in result.aggregate} == set(HEADLESS_SYSTEMS)
     assert all(row.identical_to_greedy == 1 for row in result.rows)
     assert all(row.prompts == 2 for row in result.rows)
     assert result.provenance["predictor"] == "a promise"
@@ -105,22 +126,24 @@ def test_the_limit_counts_prompts_of_each_workload(prompt_file):
 
 def test_without_a_predictor_its_systems_are_left_out_and_that_is_said(prompt_file):
     options = BenchOptions(prompt_files=(prompt_file,), max_tokens=5)
-    result = _run(options, find_payoff=_none)
-    assert {row.system for row in result.rows} == set(SYSTEMS) - {"hvd_tau"}
-    assert any("hvd_tau left out" in note for note in result.notes)
+    result = _run(options, payoff=_none)
+    without = {"hvd_tau", "hvd_cost"}
+    assert {row.system for row in result.rows} == set(HEADLESS_SYSTEMS) - without
+    for system in without:
+        assert any(f"{system} left out" in note for note in result.notes)
 
 
 def test_asking_for_a_system_whose_predictor_is_missing_is_refused(prompt_file):
     options = BenchOptions(prompt_files=(prompt_file,), systems=("hvd_tau",))
     with pytest.raises(UserError, match="hvd train"):
-        _run(options, load_engine=_never, find_payoff=_none)
+        _run(options, load_engine=_never, payoff=_none)
 
 
 def test_a_predictor_that_was_named_and_cannot_be_had_is_refused(prompt_file):
     config = Config.model_validate({"policy": {"predictor": "nowhere"}})
     options = BenchOptions(prompt_files=(prompt_file,))
     with pytest.raises(UserError, match="hvd train"):
-        _run(options, load_engine=_never, find_payoff=_none, config=config)
+        _run(options, load_engine=_never, payoff=_none, config=config)
 
 
 def test_a_float32_output_that_differs_is_called_a_fault(prompt_file):

@@ -11,10 +11,10 @@ import torch
 from hvd_ray.config import Config
 from hvd_ray.engines.torch_engine import TorchEngine
 from hvd_ray.errors import NotSupportedError, UserError
-from hvd_ray.systems import SYSTEMS, build_decoder
+from hvd_ray.systems import build_decoder
 from hvd_ray.text import HFTextCodec
 from hvd_ray.types import Request, SamplingParams
-from tests.property.toy_requests import ScoreAsPayoff
+from tests.property.toy_requests import HEADLESS_SYSTEMS, PARTS
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +65,13 @@ def test_hidden_states_are_the_inputs_of_the_layers(engine: TorchEngine) -> None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", HEADLESS_SYSTEMS)
 def test_every_system_equals_plain_decoding(
     engine: TorchEngine, tiny_llama_path: Path, system: str, temperature: float
 ) -> None:
     codec, config = HFTextCodec(tiny_llama_path), Config.model_validate({"policy": {"tau": 1.0}})
-    estimator = ScoreAsPayoff()
     plain = build_decoder("greedy", engine=engine, codec=codec, config=config)
-    tried = build_decoder(system, engine=engine, codec=codec, config=config, estimator=estimator)
+    tried = build_decoder(system, engine=engine, codec=codec, config=config, parts=PARTS)
     for seed in range(3):
         prompt = tuple(int(token) for token in np.tile(random_ids(6, seed), 3))
         sampling = SamplingParams(

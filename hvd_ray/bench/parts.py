@@ -1,0 +1,126 @@
+"""What the systems of a run need besides the target: found before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvd_ray.bench.costs import find_costs
+from hvd_ray.bench.payoff import PayoffSource, find_payoff
+from hvd_ray.config import Config
+from hvd_ray.engines.base import Engine
+from hvd_ray.errors import UserError
+from hvd_ray.payoff.cost_file import CostFile
+from hvd_ray.systems import HYBRIDS, NEEDS, SYSTEMS, Need, Parts, head_folder, load_head
+from hvd_ray.text import TextCodec
+
+if TYPE_CHECKING:
+    from hvd_ray.engines.torch_engine import TorchEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where predictor, cost table and head come from; each raises UserError where there is none."""
+
+    payoff: Callable[[Config], PayoffSource] = find_payoff
+    costs: Callable[[Config], CostFile] = find_costs
+    head: Callable[[Config], Path] = head_folder
+
+
+@dataclass(slots=True)
+class FoundParts:
+    """What was found, not loaded yet."""
+
+    payoff: PayoffSource | None = None
+    costs: CostFile | None = None
+    head: Path | None = None
+    missing: dict[Need, str] = field(default_factory=dict)
+    """Why a part is not at hand, and what to type."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the provenance of a result."""
+        facts: dict[str, Any] = dict(self.payoff.facts) if self.payoff else {}
+        if self.costs is not None:
+            facts["costs"] = self.costs.model_dump(mode="json", exclude={"provenance"})
+        facts["eagle3_head"] = str(self.head) if self.head else None
+        return facts
+
+    def load(self, engine: Engine, codec: TextCodec, config: Config) -> tuple[Parts, Engine]:
+        """The parts, and the engine to use with them: a head reads its hidden states."""
+        vocab_size = engine.capabilities.vocab_size
+        estimator = self.payoff.estimator(codec, vocab_size=vocab_size) if self.payoff else None
+        costs = self.costs.table() if self.costs else None
+        if self.head is None:
+            return Parts(estimator, costs), engine
+        head, reading = load_head(config, _torch(engine))
+        return Parts(estimator, costs, head), reading
+
+
+def _torch(engine: Engine) -> TorchEngine:
+    from hvd_ray.engines.torch_engine import TorchEngine
+
+    assert isinstance(engine, TorchEngine), "a head is found for the torch engine only"
+    return engine
+
+
+def find_parts(
+    asked: Sequence[str] | None, config: Config, sources: Sources
+) -> tuple[tuple[str, ...], FoundParts, list[str]]:
+    """The systems that can be measured, their parts, and what is left out and why.
+
+    Raises:
+        UserError: a part was named, or a system that needs it was asked for, and there is none.
+    """
+    wanted = tuple(SYSTEMS if asked is None else asked)
+    found = _search(wanted, config, sources)
+    notes, kept = [], []
+    for system in wanted:
+        lacking = [need for need in sorted(NEEDS.get(system, ())) if need in found.missing]
+        if not lacking:
+            kept.append(system)
+        elif asked is not None:
+            raise UserError(f"system {system!r}: {found.missing[lacking[0]]}")
+        else:
+            notes.append(f"{system} left out: {found.missing[lacking[0]]}")
+    return tuple(kept), found, notes
+
+
+def _search(wanted: Sequence[str], config: Config, sources: Sources) -> FoundParts:
+    found = FoundParts()
+    needs = {need for system in wanted for need in NEEDS.get(system, ())}
+    if needs & {Need.PREDICTOR, Need.SURVIVAL}:
+        is_named = config.policy.predictor is not None
+        found.payoff = _try(sources.payoff, config, found, Need.PREDICTOR, is_named=is_named)
+        _judge_survival(found)
+    if Need.COSTS in needs:
+        is_named = config.policy.costs is not None
+        found.costs = _try(sources.costs, config, found, Need.COSTS, is_named=is_named)
+    if Need.HEAD in needs or HYBRIDS & set(wanted):
+        is_named = config.drafting.eagle3.head is not None
+        found.head = _try(sources.head, config, found, Need.HEAD, is_named=is_named)
+    return found
+
+
+def _try(  # type: ignore[no-untyped-def]
+    find, config: Config, found: FoundParts, need: Need, *, is_named: bool
+):
+    """What `find` finds; what was named explicitly must be found."""
+    try:
+        return find(config)
+    except UserError as error:
+        if is_named:
+            raise
+        found.missing[need] = str(error)
+        return None
+
+
+def _judge_survival(found: FoundParts) -> None:
+    if found.payoff is None:
+        found.missing[Need.SURVIVAL] = found.missing[Need.PREDICTOR]
+    elif not found.payoff.has_survival:
+        found.missing[Need.SURVIVAL] = (
+            "the predictor gives no survival curve; train one with `hvd train --kind survival`"
+        )

@@ -1,0 +1,76 @@
+"""`hvd calibrate`: what a target pass and a draft cost on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hvd_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from hvd_ray.payoff.cost_file import CostFile
+
+EXAMPLE = "Example: `hvd calibrate dtype=float32`"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("calibrate", epilog=EXAMPLE)(calibrate)
+
+
+def calibrate(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="E.g. dtype=float32.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Passes measured for each number of rows.")] = 15,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Default: under HVD_HOME, where hvd_cost looks."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
+) -> None:
+    """Measure what a cycle costs here, for `hvd_cost`. Let nothing else run meanwhile."""
+    from hvd_ray.bench.costs import costs_path, measure_costs
+    from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.config import load_config
+    from hvd_ray.payoff.cost_file import write_costs
+    from hvd_ray.systems import load_engine
+
+    if repeats < 1:
+        raise UserError(f"--repeats must be 1 or more, got {repeats}")
+    config = load_config(None, settings or ())
+    with shown_progress("repeats") as progress:
+        progress.stage(f"loading {config.model} ({config.dtype})")
+        engine, codec = load_engine(config)
+        progress.expect(repeats + 2)
+        done = iter(range(1, repeats + 3))
+        costs = measure_costs(
+            engine,
+            codec,
+            config,
+            num_repeats=repeats,
+            on_repeat=lambda: progress.advance(next(done), "target passes"),
+        )
+    path = out or costs_path(costs.key)
+    write_costs(path, costs)
+    if as_json:
+        print(costs.model_dump_json(indent=2))
+    else:
+        _show(costs, path)
+
+
+def _show(costs: CostFile, path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"A target pass, {costs.key.dtype}, {costs.key.device}")
+    for heading in ("rows", "ms", "of one row"):
+        table.add_column(heading, justify="right")
+    for rows, cost_ms in zip(costs.rows, costs.verify_ms, strict=True):
+        table.add_row(f"{rows}", f"{cost_ms:.1f}", f"{cost_ms / costs.verify_ms[0]:.2f}")
+    console = Console()
+    console.print(table)
+    drafts = ", ".join(f"{source} {cost:.3f} ms" for source, cost in costs.draft_ms.items())
+    console.print(f"look-up and observation: {drafts}", highlight=False)
+    console.print(f"written: {path}", soft_wrap=True, highlight=False)
