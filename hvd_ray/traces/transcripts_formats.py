@@ -72,7 +72,7 @@ def parse_json(text: bytes) -> object:
         BadLogRowError: it is none.
     """
     try:
-        return json.loads(text)
+        return json.loads(text.decode("utf-8"))
     except UnicodeDecodeError:
         raise BadLogRowError("is not UTF-8 text") from None
     except json.JSONDecodeError as error:
