@@ -37,30 +37,29 @@ def exactness_notes(rows: Iterable[Row]) -> tuple[str, ...]:
     )
 
 
-def slowdown_notes(rows: Iterable[Row]) -> tuple[str, ...]:
+def slowdown_notes(rows: Sequence[Row]) -> tuple[str, ...]:
     """One plain line for each system that is slower than plain decoding somewhere.
 
     "I turned it on and it is slower" (vllm#6494, #8439, #9565) should be read in the report, not
-    found out in production.
+    found out in production. What the interval does not show is not called slower.
     """
     slower: dict[str, list[str]] = {}
-    no_gain: dict[str, list[str]] = {}
-    for row in rows:
+    unclear: dict[str, list[str]] = {}
+    for label, row in zip(labels_of(rows), rows, strict=True):
         if row.system != BASELINE and row.speedup_vs_greedy < 1:
-            places = slower if row.speedup_ci[1] < 1 else no_gain
+            is_shown = row.speedup_ci[1] < 1 and not row.ci_is_degenerate
             where = f"{row.workload} ({row.speedup_vs_greedy:.2f}x)"
-            places.setdefault(arm_label(row), []).append(where)
+            (slower if is_shown else unclear).setdefault(label, []).append(where)
     return (
         *(
-            f"{a} is slower than plain decoding on {_list(w)}: leave it off there."
-            for a, w in slower.items()
+            f"{label} is slower than plain decoding on {', '.join(places)}: leave it off there."
+            for label, places in slower.items()
         ),
-        *(f"{a} shows no gain on {_list(w)}, the interval includes 1." for a, w in no_gain.items()),
+        *(
+            f"{label} shows no gain on {', '.join(places)}, within the noise or of too few prompts."
+            for label, places in unclear.items()
+        ),
     )
-
-
-def _list(places: Sequence[str]) -> str:
-    return ", ".join(places)
 
 
 def speedup_cell(row: Row) -> str:

@@ -35,7 +35,7 @@ class Sizes:
 
     limit: int = 3
     """Prompts of each workload that are measured."""
-    max_tokens: int = 80
+    max_tokens: int = 64
     """Output tokens of a request, collected or measured."""
     exact_limit: int = 1
     """Prompts of each workload whose outputs are compared in float32."""
@@ -67,7 +67,7 @@ def demo(
         int | None, typer.Option(metavar="N", help="Measured prompts a workload. Default: 3.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Output tokens a request. Default: 80.")
+        int | None, typer.Option(metavar="N", help="Output tokens a request. Default: 64.")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Engines, and labellers, side by side.")

@@ -89,8 +89,7 @@ def test_a_system_that_is_slower_is_said_so_plainly():
         _row("suffix", workload="edits", speedup=2.0),
     ]
     assert slowdown_notes(rows) == (
-        "suffix cold is slower than plain decoding on chat (0.93x), sql (0.80x): "
-        "leave it off there.",
+        "suffix is slower than plain decoding on chat (0.93x), sql (0.80x): leave it off there.",
     )
 
 
@@ -98,6 +97,12 @@ def test_what_may_be_noise_is_not_called_slower():
     (note,) = slowdown_notes([_row("suffix", speedup=0.98, ci=(0.9, 1.1))])
     assert "no gain on doc_edit (0.98x)" in note
     assert "slower" not in note
+
+
+def test_one_slow_prompt_shows_nothing():
+    (note,) = slowdown_notes([_row("suffix", speedup=0.5, ci=(0.5, 0.5), ci_is_degenerate=True)])
+    assert "slower" not in note
+    assert "too few prompts" in note
 
 
 def test_nothing_is_noted_where_all_is_faster():
