@@ -1,0 +1,85 @@
+"""What a replayed cycle costs: a table measured by `hvd calibrate`, or one for every pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvd_ray.config import Config
+from hvd_ray.errors import UserError
+from hvd_ray.fetch import model_fingerprint, resolve_model
+from hvd_ray.home import calibration_dir
+from hvd_ray.payoff.cost import CostTable, PassCost
+from hvd_ray.payoff.cost_file import CostFile, read_costs, write_costs
+
+PASS = "pass"
+"""`--costs pass`: every target pass costs the same, whatever it verifies."""
+_ONE_PASS_MS = 1e3
+"""So that tokens per second are tokens per pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """A cost table and what its speeds are called."""
+
+    file: CostFile | None = None
+    """None: every pass costs the same."""
+
+    @property
+    def table(self) -> CostTable:
+        return PassCost(_ONE_PASS_MS) if self.file is None else self.file.table()
+
+    @property
+    def unit(self) -> str:
+        return "tokens/pass" if self.file is None else "tokens/s"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """For provenance: what the table holds for."""
+        if self.file is None:
+            return {"costs": PASS}
+        return {"costs": self.file.key.model_dump()}
+
+    def save(self, folder: Path) -> None:
+        if self.file is not None:
+            write_costs(folder / "costs.json", self.file)
+
+    @classmethod
+    def load(cls, folder: Path) -> Pricing:
+        path = folder / "costs.json"
+        return cls(read_costs(path) if path.exists() else None)
+
+
+def find_pricing(costs: str | None, config: Config) -> Pricing:
+    """The costs that were named, or the newest table of this target and number format.
+
+    Args:
+        costs: a file written by `hvd calibrate`, `pass`, or None to look under HVD_HOME.
+        config: names the target.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    if costs == PASS:
+        return Pricing()
+    if costs is not None:
+        return Pricing(read_costs(Path(costs)))
+    tables = [read_costs(path) for path in sorted(calibration_dir().glob("*.json"))]
+    mine = [table for table in tables if _holds_for(table, config)]
+    if not mine:
+        raise UserError(
+            f"no cost table for {config.model} ({config.dtype}): measure one with `hvd calibrate`, "
+            "name one with --costs FILE, or count target passes with --costs pass"
+        )
+    return Pricing(max(mine, key=lambda table: str(table.provenance.get("created_at", ""))))
+
+
+def _holds_for(table: CostFile, config: Config) -> bool:
+    model = resolve_model(config.model)
+    return (
+        model.is_local
+        and table.key.dtype == config.dtype
+        and config.num_threads in (None, table.key.num_threads)
+        and table.key.model == model_fingerprint(model.path_or_id)
+    )
