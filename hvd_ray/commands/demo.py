@@ -80,7 +80,7 @@ def demo(
         bool, typer.Option("--fresh", help="Forget what an earlier run of these sizes made.")
     ] = False,
 ) -> None:
-    """Fetch the model, collect traces, label, train, register, measure. Resumable.
+    """Fetch, calibrate, collect traces, label, train, register, measure. Resumable.
 
     Started again it keeps the traces, labels and predictor it has made and measures anew.
     """
@@ -111,6 +111,7 @@ def plan_demo(
     results = [folder / f"bench-{dtype}.json" for dtype in DTYPES]
     return [
         Stage("The target model", ("fetch", model)),
+        *_calibration(folder, model),
         Stage(
             "Traces: what the target answers to the shipped prompts",
             (
@@ -124,7 +125,7 @@ def plan_demo(
         ),
         Stage(
             "A payoff predictor, judged on held-out sessions and registered",
-            ("train", str(labels), "--out", str(predictor), f"model={model}"),
+            ("train", str(labels), "--kind", "survival", "--out", str(predictor), f"model={model}"),
             done=folder / "trained",
         ),
         Stage(
@@ -136,6 +137,18 @@ def plan_demo(
             (*bench, *measured, "--dtype", "bfloat16", "--track", "--out", str(results[0])),
         ),
         Stage("Report", ("report", *map(str, results), "--out", str(folder / "report"))),
+    ]
+
+
+def _calibration(folder: Path, model: str) -> list[Stage]:
+    """Cost tables of this machine, for `hvd_cost`."""
+    return [
+        Stage(
+            f"Costs: what a pass of the target takes here, in {dtype}",
+            ("calibrate", "--repeats", "9", f"model={model}", f"dtype={dtype}"),
+            done=folder / f"calibrated-{dtype}",
+        )
+        for dtype in DTYPES
     ]
 
 
@@ -180,6 +193,7 @@ def _run(stage: Stage, number: int, num_stages: int) -> None:
     started = monotonic()
     _hvd(stage.command)
     if stage.done is not None:
+        stage.done.parent.mkdir(parents=True, exist_ok=True)
         stage.done.touch()
     print(f"[{monotonic() - started:.0f} s]\n", flush=True)
 

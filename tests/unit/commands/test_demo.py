@@ -24,7 +24,8 @@ def _value(command: tuple[str, ...], flag: str) -> str:
 def test_the_stages_are_the_main_job_in_its_order() -> None:
     names = [stage.command[:2] for stage in _plan()]
     assert [name[0] for name in names] == [
-        *("fetch", "traces", "traces", "train", "bench", "bench", "report"),
+        *("fetch", "calibrate", "calibrate", "traces", "traces"),
+        *("train", "bench", "bench", "report"),
     ]
     assert [name[1] for name in names if name[0] == "traces"] == ["collect", "label"]
 
@@ -41,7 +42,7 @@ def test_every_stage_is_a_command_that_hvd_understands() -> None:
 
 
 def test_each_stage_starts_from_what_the_one_before_made() -> None:
-    _, collect, label, train, exact, speed, report = (stage.command for stage in _plan())
+    _, _, _, collect, label, train, exact, speed, report = (stage.command for stage in _plan())
     assert _value(collect, "--out") == label[2]
     assert _value(label, "--out") == train[1]
     for bench in (exact, speed):
@@ -52,7 +53,7 @@ def test_each_stage_starts_from_what_the_one_before_made() -> None:
 
 def test_the_sizes_reach_the_commands() -> None:
     sizes = Sizes(limit=7, max_tokens=55, exact_limit=2, exact_tokens=9, collect_limit=4)
-    _, collect, _, _, exact, speed, _ = (stage.command for stage in _plan(sizes))
+    _, _, _, collect, _, _, exact, speed, _ = (stage.command for stage in _plan(sizes))
     assert (_value(collect, "--limit"), _value(collect, "--max-tokens")) == ("4", "55")
     assert (_value(speed, "--limit"), _value(speed, "--max-tokens")) == ("7", "55")
     assert (_value(exact, "--limit"), _value(exact, "--max-tokens")) == ("2", "9")
