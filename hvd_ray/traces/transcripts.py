@@ -197,11 +197,22 @@ class TranscriptImporter:
 
 def traces_table(traces: Sequence[ImportedTrace]) -> Any:
     """The traces as rows of `TRACES_SCHEMA`, token ids copied once and never boxed."""
-    table = traces_to_table([trace.facts for trace in traces])
-    columns = {name: table[name] for name in TRACES_SCHEMA.names}
+    facts = [trace.facts for trace in traces]
+    columns: dict[str, Any] = {
+        name: [getattr(fact, name) for fact in facts] for name in TRACES_SCHEMA.names
+    }
+    columns["sampling"] = _sampling_array(facts)
     columns["prompt_token_ids"] = _list_array([trace.prompt_ids for trace in traces])
     columns["output_token_ids"] = _list_array([trace.output_ids for trace in traces])
     return pa.table(columns, schema=TRACES_SCHEMA)
+
+
+def _sampling_array(facts: Sequence[Trace]) -> Any:
+    """One struct a trace; most of an import's traces share the very same object."""
+    distinct = list({id(fact.sampling): fact for fact in facts}.values())
+    places = {id(fact.sampling): place for place, fact in enumerate(distinct)}
+    structs = traces_to_table(distinct)["sampling"].combine_chunks()
+    return structs.take(pa.array([places[id(fact.sampling)] for fact in facts], pa.int32()))
 
 
 def _list_array(arrays: Sequence[Int32Array]) -> Any:

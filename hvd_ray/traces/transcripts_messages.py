@@ -101,7 +101,10 @@ def _wrapped(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _first(item: Mapping[str, Any], keys: tuple[str, ...]) -> object:
-    return next((item[key] for key in keys if item.get(key) is not None), None)
+    for key in keys:
+        if item.get(key) is not None:
+            return item[key]
+    return None
 
 
 def _list_kind(items: object) -> str:

@@ -7,7 +7,9 @@ What a template does not render is written into the text in one fixed form:
   for character as the log has them, parts joined by line breaks;
 - a tool's result becomes a user's turn, `<tool_response>\\nRESULT\\n</tool_response>`;
 - the tools on offer stand at the end of the system's turn (made if there is none), each as one
-  line of JSON between `<tools>` and `</tools>`.
+  line of JSON between `<tools>` and `</tools>`;
+- a system's turn becomes a user's, and users' turns in a row become one, parted by an empty line,
+  where the template refuses the one or the other.
 """
 
 from __future__ import annotations
@@ -94,6 +96,12 @@ class DialogueRenderer:
     def __init__(self, template: ChatTemplate, special_tokens: Sequence[str]) -> None:
         self._template = template
         self._special_tokens = tuple(special_tokens)
+        self._has_system = self._shows(
+            [_plain("system", "probe text"), _plain("user", "a")], "probe"
+        )
+        self._has_repeats = self._shows(
+            [_plain("user", "a"), _plain("user", "probe text")], "probe"
+        )
         self._has_calls = self._shows(_call_probe(), "probe_name", "probe_value")
         self._has_results = self._shows(
             [*_call_probe(), _plain("tool", "probe text")], "probe text"
@@ -108,19 +116,33 @@ class DialogueRenderer:
         Raises:
             UserError: the template refuses the dialogue.
         """
-        messages = [self._message(message) for message in dialogue.messages]
+        turns, place_of = self._turns(dialogue)
+        tools = dialogue.tools if self._has_tools else ()
+        places = [place_of[k] for k in dialogue.answers]
+        joined = None if tools else self._joined(turns, places)
+        found = joined if joined is not None else self._one_by_one(turns, places, tools)
+        for k, answer in zip(dialogue.answers, found, strict=True):
+            yield answer._replace(place=k)
+
+    def _turns(self, dialogue: Dialogue) -> tuple[list[TemplateMessage], dict[int, int]]:
+        """The turns as the template takes them, and which of them each message has become."""
+        messages = list(enumerate(dialogue.messages))
         if dialogue.tools and not self._has_tools:
-            messages, shift = _with_tools(messages, dialogue.tools)
-            tools: Sequence[Mapping[str, Any]] = ()
-        else:
-            shift, tools = 0, dialogue.tools
-        places = [k + shift for k in dialogue.answers]
-        joined = None if tools else self._joined(messages, places)
-        found = joined if joined is not None else self._one_by_one(messages, places, tools)
-        for answer in found:
-            yield answer._replace(place=answer.place - shift)
+            messages = _with_tools(messages, dialogue.tools)
+        turns: list[TemplateMessage] = []
+        place_of = {}
+        for k, message in messages:
+            turn = self._message(message)
+            is_next = bool(turns) and turns[-1]["role"] == turn["role"] == "user"
+            if is_next and not self._has_repeats:
+                turn = _plain("user", f"{turns.pop()['content']}\n\n{turn['content']}")
+            place_of[k] = len(turns)
+            turns.append(turn)
+        return turns, place_of
 
     def _message(self, message: ChatMessage) -> TemplateMessage:
+        if message.role == "system" and not self._has_system:
+            return _plain("user", message.content)
         if message.role == "tool" and not self._has_results:
             return _plain("user", f"<tool_response>\n{message.content}\n</tool_response>")
         if not message.tool_calls:
@@ -281,12 +303,12 @@ def _native_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _with_tools(
-    messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]
-) -> tuple[list[TemplateMessage], int]:
-    """The messages with the tools in the system's turn, and by how many turns they moved."""
+    messages: list[tuple[int, ChatMessage]], tools: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, ChatMessage]]:
+    """The numbered messages with the tools in the system's turn, a new one if there is none."""
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     text = f"<tools>\n{lines}\n</tools>"
-    if messages and messages[0]["role"] == "system":
-        content = messages[0]["content"]
-        return [_plain("system", f"{content}\n\n{text}"), *messages[1:]], 0
-    return [_plain("system", text), *messages], 1
+    first = messages[0][1]
+    if first.role == "system":
+        return [(0, ChatMessage("system", f"{first.content}\n\n{text}")), *messages[1:]]
+    return [(-1, ChatMessage("system", text)), *messages]

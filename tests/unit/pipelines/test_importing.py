@@ -107,7 +107,7 @@ def test_a_dialogue_that_the_template_refuses_is_a_bad_row(tmp_path, monkeypatch
     strict = FakeTokenizer(TEMPLATES["strict"])
     strict.has_template, strict.template_hash = True, "strict"
     monkeypatch.setattr(ImportTokenizer, "load", lambda _: strict)
-    refused = {"messages": [{"role": "user", "content": "a"}, *chat("b", "c")["messages"]]}
+    refused = {"messages": [*GOOD[0]["messages"], {"role": "assistant", "content": "a"}]}
     with pytest.raises(UserError, match=r"log\.jsonl:2: the chat template refuses"):
         run(tmp_path, [GOOD[0], refused, GOOD[1]])
     result = run(tmp_path, [GOOD[0], refused, GOOD[1]], on_bad_line="skip")

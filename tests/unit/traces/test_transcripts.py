@@ -153,6 +153,22 @@ def test_calls_and_results_and_tools_are_written_out_where_the_template_has_no_p
     assert tokenizer.decode(second.output_token_ids).startswith("<tool_call>")
 
 
+def test_turns_are_joined_for_a_template_that_wants_them_to_alternate():
+    tokenizer = FakeTokenizer(TEMPLATES["strict"])
+    talk = dialogue(
+        "system:be kind", "user:a", "user:b", "assistant:c", "tool:1", "tool:2", "assistant:d"
+    )
+    first, second = imported(talk, tokenizer)
+    assert tokenizer.decode(first.prompt_token_ids) == (
+        "<|s|>user\nbe kind\n\na\n\nb<|e|>\n<|s|>assistant\n"
+    )
+    assert tokenizer.decode(second.prompt_token_ids).endswith(
+        "<|s|>user\n<tool_response>\n1\n</tool_response>\n\n"
+        "<tool_response>\n2\n</tool_response><|e|>\n<|s|>assistant\n"
+    )
+    assert (first.prompt_id, second.prompt_id) == ("c1#3", "c1#6")
+
+
 @pytest.mark.parametrize("with_system", [True, False])
 def test_tools_on_offer_stand_in_the_system_turn(with_system):
     tokenizer = FakeTokenizer()
@@ -179,7 +195,7 @@ def test_a_template_that_renders_calls_and_tools_is_given_them():
 
 
 def test_a_dialogue_that_the_template_refuses_is_an_error_of_the_users():
-    talk = dialogue("user:a", "user:b", "assistant:c")
+    talk = dialogue("user:a", "assistant:b", "assistant:c")
     with pytest.raises(UserError, match="refuses the dialogue: roles must alternate"):
         imported(talk, FakeTokenizer(TEMPLATES["strict"]))
 
