@@ -143,7 +143,7 @@ def _trials_table(rows: Sequence[Mapping[str, Any]], unit: str) -> Any:
     table.add_column("settings", overflow="fold")
     for row in shown:
         params = {k: v for k, v in row["params"].items() if k != "epochs"}
-        words = ", ".join(f"{key} {_value(value)}" for key, value in params.items())
+        words = ", ".join(f"{key} {value_text(value)}" for key, value in params.items())
         epochs = f"{row['metrics']['epoch']:.0f}/{row['params']['epochs']}"
         table.add_row(str(row["number"]), f"{row['metrics']['speed']:,.2f}", epochs, Text(words))
     return table
@@ -175,5 +175,6 @@ def gap_text(gap: Mapping[str, Any]) -> str:
     return f"{gap['ratio']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A setting in few characters."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)

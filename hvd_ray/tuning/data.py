@@ -24,9 +24,10 @@ from hvd_ray.payoff.dataset import TEST, TRAIN, Labels, read_labels_table
 from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
 from hvd_ray.pipelines.labelling import LabelPlan, plan_labels
 from hvd_ray.pipelines.output import MANIFEST, read_manifest
+from hvd_ray.traces.label import shard_of
 from hvd_ray.traces.replay import ModelDrafts
 from hvd_ray.traces.schema import Trace, cut_at_loop
-from hvd_ray.traces.store import read_labels
+from hvd_ray.traces.store import read_labels, read_trace_part
 from hvd_ray.traces.walk import in_time_order
 from hvd_ray.tuning.recorded import ReplaySet, look_up
 from hvd_ray.tuning.space import Validation
@@ -82,7 +83,13 @@ class Material:
 
     def shards(self) -> list[list[Trace]]:
         """The traces that share a cache, in time order, as they were labelled."""
-        return [self._usable(shard.read()) for shard in self.plan.shards]
+        num_shards = self.note.num_shards
+        files = dict.fromkeys(file for shard in self.plan.shards for file in shard.files)
+        dealt: dict[int, list[Trace]] = defaultdict(list)
+        for file in files:
+            for trace in read_trace_part(file):
+                dealt[shard_of(trace.scope, trace.session_id, num_shards=num_shards)].append(trace)
+        return [self._usable(dealt[number]) for number in sorted(dealt)]
 
     def _usable(self, traces: Iterable[Trace]) -> list[Trace]:
         whole = [trace for trace in traces if trace.error is None and trace.output_token_ids]

@@ -225,7 +225,8 @@ body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #
 h1 { font-size: 26px; margin: 0 0 16px; } h2 { font-size: 19px; margin: 36px 0 4px; }
 p { margin: 4px 0 12px; max-width: 80ch; color: #3e4c59; }
 svg { display: block; font-family: inherit; }
-.panels { display: grid; margin-top: 12px; grid-template-columns: repeat(auto-fill, minmax(250px, 1fr)); gap: 8px; }
+.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(250px, 1fr));
+  gap: 8px; margin-top: 12px; }
 .tiles { display: flex; flex-wrap: wrap; gap: 12px; margin-bottom: 12px; }
 .tile { border: 1px solid #d9e2ec; border-radius: 8px; padding: 10px 14px; min-width: 150px; }
 .tile b { display: block; font-size: 19px; } .tile span { color: #616e7c; font-size: 13px; }

@@ -53,7 +53,8 @@ def run_trials(folder: SweepFolder, sweep: SweepSettings, watch: SweepWatch) -> 
 
 def best_of(rows: list[Row]) -> Row:
     """The trial with the greatest speed at its last rung; those that failed are left out."""
-    return max((row for row in rows if row["metrics"]), key=lambda row: row["metrics"][SPEED])
+    good = [row for row in rows if row["status"] != FAILED]
+    return max(good, key=lambda row: float(row["metrics"][SPEED]))
 
 
 def _tuner(ray: Any, folder: SweepFolder, sweep: SweepSettings, watch: SweepWatch) -> Any:

@@ -1,0 +1,100 @@
+"""`hvd promote`: make the challenger the champion if it is better on test sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hvd_ray.commands.tune import gap_text, value_text
+
+if TYPE_CHECKING:
+    from hvd_ray.tuning.promote import Promotion
+
+EXAMPLE = "Example: `hvd promote`, after `hvd tune`"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("promote", epilog=EXAMPLE)(promote)
+
+
+def promote(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="E.g. policy.tau=4: decide as you serve."),
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Default: those of the challenger's sweep.")
+    ] = None,
+    traces: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Default: those of the challenger's sweep.")
+    ] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|pass", help="Default: those of the sweep, or this machine's."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Promote it whatever the comparison says.")
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
+) -> None:
+    """Replay the test sessions with challenger and champion; exit 1 if the champion stays.
+
+    The alias moves only if the whole 95 % interval of the challenger's speed over the champion's
+    lies above 1.
+    """
+    from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.config import load_config
+    from hvd_ray.tuning.promote import PromoteOptions
+    from hvd_ray.tuning.promote import promote as run
+
+    loaded = load_config(config, settings or ())
+    options = PromoteOptions(labels=labels, traces=traces, costs=costs, is_forced=force)
+    with shown_progress("traces") as progress:
+        outcome = run(options, loaded, progress=progress)
+    if as_json:
+        print(json.dumps(outcome.as_json()))
+    else:
+        _show(outcome)
+    raise typer.Exit(0 if outcome.is_promoted else 1)
+
+
+def _show(outcome: Promotion) -> None:
+    from rich.console import Console
+
+    if outcome.rows:
+        Console().print(_table(outcome))
+    if outcome.as_tuned is not None and outcome.tuned is not None:
+        print(f"as tuned ({_words(outcome.tuned)}): {gap_text(outcome.as_tuned.gap.as_json())}")
+    name = outcome.challenger.ref
+    if outcome.is_promoted:
+        print(f"promoted: {name} is the champion now; {outcome.reason}")
+    else:
+        print(f"not promoted: {name} stays the challenger; {outcome.reason}")
+
+
+def _table(outcome: Promotion) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"Test sessions, replayed {outcome.unit}, {_words(outcome.policy)}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("workload", overflow="fold", max_width=24)
+    for name in ("sessions", "challenger", "champion", "ratio [95 %]"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in outcome.rows:
+        speeds = [f"{speed:,.2f}" for speed in row.speeds.values()]
+        gap = gap_text(row.gap.as_json())
+        table.add_row(Text(row.workload), str(row.num_sessions), *speeds, gap)
+    return table
+
+
+def _words(policy: Mapping[str, Any]) -> str:
+    """`hvd_tau, tau 6`."""
+    shown = {k: v for k, v in policy.items() if k != "policy"}
+    return ", ".join([str(policy["policy"]), *(f"{k} {value_text(v)}" for k, v in shown.items())])

@@ -1,0 +1,242 @@
+"""`hvd promote`: the challenger against the champion on test sessions, and the alias if it wins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hvd_ray.config import Config
+from hvd_ray.errors import UserError
+from hvd_ray.payoff.dataset import TEST
+from hvd_ray.payoff.estimator import PredictorEstimator
+from hvd_ray.payoff.features import FeatureExtractor
+from hvd_ray.payoff.policy import Policy
+from hvd_ray.payoff.predictor import MlpPredictor
+from hvd_ray.payoff.token_classes import TokenClasses
+from hvd_ray.pipelines.label import token_classes_of
+from hvd_ray.pipelines.shards import RunProgress
+from hvd_ray.tracking import CHALLENGER, CHAMPION, RegisteredPredictor, resolve_predictor
+from hvd_ray.tracking.promotion import find_alias, make_champion, run_params
+from hvd_ray.tuning.contest import Row, contest
+from hvd_ray.tuning.data import open_material
+from hvd_ray.tuning.pricing import PASS, Pricing, find_pricing
+from hvd_ray.tuning.recorded import ReplaySet
+from hvd_ray.tuning.space import COST_POLICY, TAU_POLICY, TrialSettings
+
+FORCED = "forced"
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteOptions:
+    """What to compare on; what is None is taken from the challenger's own run."""
+
+    labels: Path | None = None
+    traces: Path | None = None
+    costs: str | None = None
+    is_forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """How it went."""
+
+    challenger: RegisteredPredictor
+    incumbent: str | None
+    """What would be loaded without the challenger; None: nothing."""
+    is_promoted: bool
+    reason: str
+    policy: Mapping[str, Any]
+    """Under which both decided: as the configuration says, that is, as decoding would."""
+    unit: str = ""
+    rows: tuple[Row, ...] = ()
+    as_tuned: Row | None = None
+    """The challenger under the policy it was tuned with, over all workloads, where that differs."""
+    tuned: Mapping[str, Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "promoted": self.is_promoted,
+            "reason": self.reason,
+            "challenger": self.challenger.ref,
+            "champion": self.incumbent,
+            "policy": dict(self.policy),
+            "unit": self.unit,
+            "rows": [row.as_json() for row in self.rows],
+            "as_tuned": None if self.as_tuned is None else self.as_tuned.as_json(),
+            "tuned": None if self.tuned is None else dict(self.tuned),
+        }
+
+
+def promote(options: PromoteOptions, config: Config, *, progress: RunProgress) -> Promotion:
+    """Compare on held-out test sessions, and move the champion's alias if the challenger wins.
+
+    It wins if the whole 95 % interval of its speed over the champion's lies above 1 (a paired
+    bootstrap over sessions), or where there is nothing to compare with.
+
+    Raises:
+        UserError: there is no challenger, or nothing to compare on.
+    """
+    progress.stage("looking for the challenger")
+    if options.labels is not None and options.traces is not None:
+        model = open_material(options.labels, options.traces, config).model
+        config = config.model_copy(update={"model": model})
+    challenger = _challenger(config)
+    incumbent, folder = _incumbent(config)
+    policy = _configured(config)
+    outcome = Promotion(challenger, incumbent, True, "there was no champion", _decision(policy))
+    if folder is not None:
+        noted = run_params(challenger, config=config)
+        match = _Match.load(_completed(options, noted), challenger, folder, config, progress)
+        outcome = match.judged(outcome, policy)
+    if not outcome.is_promoted and options.is_forced:
+        outcome = replace(outcome, is_promoted=True, reason=f"{FORCED}, though {outcome.reason}")
+    if outcome.is_promoted:
+        make_champion(challenger, config=config, about=_about(outcome))
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """Two predictors and the test sessions that they meet on."""
+
+    challenger: MlpPredictor
+    incumbent: MlpPredictor
+    test: ReplaySet
+    classes: TokenClasses
+    pricing: Pricing
+    seed: int
+
+    @classmethod
+    def load(
+        cls,
+        options: PromoteOptions,
+        challenger: RegisteredPredictor,
+        incumbent: Path,
+        config: Config,
+        progress: RunProgress,
+    ) -> _Match:
+        assert options.labels is not None
+        assert options.traces is not None
+        pricing = find_pricing(options.costs, config)
+        material = open_material(options.labels, options.traces, config)
+        sha = material.tokenizer_sha or None
+        progress.stage("looking up the drafts of the test sessions")
+        test = material.replay_set(material.shards(), lambda trace: trace.split == TEST)
+        if not test.traces:
+            raise UserError(f"{material.traces}: no test sessions to compare on")
+        progress.stage("replaying the test sessions")
+        return cls(
+            MlpPredictor.load(resolve_predictor(challenger.ref, config=config), tokenizer_sha=sha),
+            MlpPredictor.load(incumbent, tokenizer_sha=sha),
+            test,
+            token_classes_of(material.model, material.tokenizer_sha),
+            pricing,
+            config.seed,
+        )
+
+    def judged(self, outcome: Promotion, settings: TrialSettings) -> Promotion:
+        """The outcome with its rows and its verdict."""
+        incumbent = self._decider(self.incumbent, settings)
+        rows = self._contest(self._decider(self.challenger, settings), incumbent)
+        gap = rows[0].gap
+        if gap.is_better:
+            reason = "the whole interval lies above 1"
+        elif gap.estimate.is_degenerate:
+            reason = "there are too few sessions to tell"
+        else:
+            reason = "the interval does not lie above 1"
+        outcome = replace(
+            outcome,
+            is_promoted=gap.is_better,
+            reason=reason,
+            unit=self.pricing.unit,
+            rows=tuple(rows),
+        )
+        tuned = _tuned(self.challenger)
+        if tuned is None or _decision(tuned) == _decision(settings):
+            return outcome
+        row = self._contest(self._decider(self.challenger, tuned), incumbent)[0]
+        return replace(outcome, as_tuned=row, tuned=_decision(tuned))
+
+    def _contest(self, challenger: Policy, incumbent: Policy) -> list[Row]:
+        policies = {CHALLENGER: challenger, CHAMPION: incumbent}
+        return contest(policies, self.test, self.pricing.table, seed=self.seed)
+
+    def _decider(self, predictor: MlpPredictor, settings: TrialSettings) -> Policy:
+        """As decoding would: `hvd_cost` falls back to `hvd_tau` without a survival curve."""
+        if settings.policy == COST_POLICY and not predictor.num_survival:
+            settings = settings.model_copy(update={"policy": TAU_POLICY})
+        estimator = PredictorEstimator(predictor, FeatureExtractor(self.classes))
+        return settings.decider(estimator, self.pricing.table)
+
+
+def _challenger(config: Config) -> RegisteredPredictor:
+    challenger = find_alias(CHALLENGER, config=config)
+    if challenger is None:
+        raise UserError(
+            f"no challenger is registered for {config.model}: make one with `hvd tune` or "
+            "`hvd train`, or name another target with model=NAME"
+        )
+    return challenger
+
+
+def _incumbent(config: Config) -> tuple[str | None, Path | None]:
+    """What everything loads as long as the challenger is not promoted."""
+    champion = find_alias(CHAMPION, config=config)
+    if champion is not None:
+        return champion.ref, resolve_predictor(champion.ref, config=config)
+    try:
+        folder = resolve_predictor(config=config)
+    except UserError:
+        return None, None
+    return config.policy.predictor or f"shipped with hvd: {folder.name}", folder
+
+
+def _configured(config: Config) -> TrialSettings:
+    """The policy that the configuration would decode with."""
+    name = str(config.policy.name)
+    if name not in (TAU_POLICY, COST_POLICY):
+        raise UserError(f"policy.name={name} asks no predictor; compare under hvd_tau or hvd_cost")
+    return TrialSettings.model_validate({"policy": name, "tau": config.policy.tau})
+
+
+def _tuned(predictor: MlpPredictor) -> TrialSettings | None:
+    """The settings of the trial that made a predictor, as its card says."""
+    noted = predictor.card.training.get("policy")
+    return TrialSettings.from_flat(noted) if isinstance(noted, Mapping) else None
+
+
+def _decision(settings: TrialSettings) -> dict[str, Any]:
+    """Of a trial's settings, those that decide while decoding."""
+    row = settings.flat()
+    return {k: v for k, v in row.items() if k in ("policy", "tau") or k.startswith("cost.")}
+
+
+def _completed(options: PromoteOptions, params: Mapping[str, str]) -> PromoteOptions:
+    """The options with what the challenger's run was told filled in."""
+    found: dict[str, Path] = {}
+    for name in ("labels", "traces"):
+        given: Path | None = getattr(options, name)
+        if given is None and name not in params:
+            raise UserError(
+                "the challenger's run does not say which traces it learnt from: give --labels "
+                "LABELS_DIR and --traces TRACES_DIR"
+            )
+        found[name] = Path(params[name]) if given is None else given
+    noted = params.get("costs")
+    is_usable = noted == PASS or (noted is not None and Path(noted).is_file())
+    costs = options.costs or (noted if is_usable else None)
+    return replace(options, labels=found["labels"], traces=found["traces"], costs=costs)
+
+
+def _about(outcome: Promotion) -> dict[str, Any]:
+    """What stands on the promoted version."""
+    gap = outcome.rows[0].gap.as_json() if outcome.rows else None
+    return {
+        "promotion_forced": str(outcome.reason.startswith(FORCED)).lower(),
+        "promotion_reason": outcome.reason,
+        "promotion_gap": gap,
+        "promotion_policy": dict(outcome.policy),
+    }
