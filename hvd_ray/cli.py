@@ -17,6 +17,8 @@ COMMAND_MODULES = (
     "calibrate",
     "traces",
     "train",
+    "tune",
+    "promote",
     "drafter",
     "ui",
     "bench",
