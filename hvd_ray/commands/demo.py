@@ -59,7 +59,13 @@ class Stage:
     heading: str
     command: tuple[str, ...]
     done: Path | None = None
-    """A mark that it need not be done again; None where doing it again is quick or wanted."""
+    """Where its command is noted once it is done; None where doing it again is quick or wanted."""
+
+    def is_done(self) -> bool:
+        """Whether this very command has been done before; with other flags it is another."""
+        if self.done is None or not self.done.exists():
+            return False
+        return self.done.read_text(encoding="utf-8") == shlex.join(self.command)
 
 
 def demo(
@@ -187,14 +193,14 @@ def _run(stage: Stage, number: int, num_stages: int) -> None:
     console = Console()
     console.print(Rule(f"{number}/{num_stages}  {stage.heading}", align="left", style="bold"))
     print(f"$ hvd {shlex.join(stage.command)}", flush=True)
-    if stage.done is not None and stage.done.exists():
+    if stage.is_done():
         print("done before\n", flush=True)
         return
     started = monotonic()
     _hvd(stage.command)
     if stage.done is not None:
         stage.done.parent.mkdir(parents=True, exist_ok=True)
-        stage.done.touch()
+        stage.done.write_text(shlex.join(stage.command), encoding="utf-8")
     print(f"[{monotonic() - started:.0f} s]\n", flush=True)
 
 

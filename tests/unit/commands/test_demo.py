@@ -85,6 +85,8 @@ def test_what_is_done_before_is_not_done_again_unless_it_failed(
     demo._run(stage, 1, 1)
     demo._run(stage, 1, 1)
     assert ran == [("train", "labels")]
+    demo._run(replace(stage, command=("train", "labels", "--kind", "survival")), 1, 1)
+    assert len(ran) == 2, "another command is not done yet"
 
 
 @pytest.mark.parametrize("flag", ["--limit", "--max-tokens"])
