@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvd_ray.bench.costs import find_costs
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
-from hvd_ray.fetch import model_fingerprint, resolve_model
-from hvd_ray.home import calibration_dir
 from hvd_ray.payoff.cost import CostTable, PassCost
 from hvd_ray.payoff.cost_file import CostFile, read_costs, write_costs
 
@@ -52,10 +51,10 @@ class Pricing:
 
 
 def find_pricing(costs: str | None, config: Config) -> Pricing:
-    """The costs that were named, or the newest table of this target and number format.
+    """The costs that were named, or those measured here for this target and number format.
 
     Args:
-        costs: a file written by `hvd calibrate`, `pass`, or None to look under HVD_HOME.
+        costs: a file written by `hvd calibrate`, on whatever machine; `pass`; or None.
         config: names the target.
 
     Raises:
@@ -65,21 +64,7 @@ def find_pricing(costs: str | None, config: Config) -> Pricing:
         return Pricing()
     if costs is not None:
         return Pricing(read_costs(Path(costs)))
-    tables = [read_costs(path) for path in sorted(calibration_dir().glob("*.json"))]
-    mine = [table for table in tables if _holds_for(table, config)]
-    if not mine:
-        raise UserError(
-            f"no cost table for {config.model} ({config.dtype}): measure one with `hvd calibrate`, "
-            "name one with --costs FILE, or count target passes with --costs pass"
-        )
-    return Pricing(max(mine, key=lambda table: str(table.provenance.get("created_at", ""))))
-
-
-def _holds_for(table: CostFile, config: Config) -> bool:
-    model = resolve_model(config.model)
-    return (
-        model.is_local
-        and table.key.dtype == config.dtype
-        and config.num_threads in (None, table.key.num_threads)
-        and table.key.model == model_fingerprint(model.path_or_id)
-    )
+    try:
+        return Pricing(find_costs(config))
+    except UserError as error:
+        raise UserError(f"{error}, or count target passes with --costs pass") from None

@@ -17,6 +17,7 @@ from hvd_ray.payoff.predictor import MlpPredictor
 from hvd_ray.payoff.token_classes import TokenClasses
 from hvd_ray.pipelines.label import token_classes_of
 from hvd_ray.pipelines.shards import RunProgress
+from hvd_ray.systems import NEEDS, Parts, build_policy
 from hvd_ray.tracking import CHALLENGER, CHAMPION, RegisteredPredictor, resolve_predictor
 from hvd_ray.tracking.promotion import find_alias, make_champion, run_params
 from hvd_ray.tuning.contest import Row, contest
@@ -84,12 +85,11 @@ def promote(options: PromoteOptions, config: Config, *, progress: RunProgress) -
         config = config.model_copy(update={"model": model})
     challenger = _challenger(config)
     incumbent, folder = _incumbent(config)
-    policy = _configured(config)
-    outcome = Promotion(challenger, incumbent, True, "there was no champion", _decision(policy))
+    outcome = Promotion(challenger, incumbent, True, "there was no champion", _configured(config))
     if folder is not None:
         noted = run_params(challenger, config=config)
         match = _Match.load(_completed(options, noted), challenger, folder, config, progress)
-        outcome = match.judged(outcome, policy)
+        outcome = match.judged(outcome)
     if not outcome.is_promoted and options.is_forced:
         outcome = replace(outcome, is_promoted=True, reason=f"{FORCED}, though {outcome.reason}")
     if outcome.is_promoted:
@@ -106,7 +106,7 @@ class _Match:
     test: ReplaySet
     classes: TokenClasses
     pricing: Pricing
-    seed: int
+    config: Config
 
     @classmethod
     def load(
@@ -133,13 +133,13 @@ class _Match:
             test,
             token_classes_of(material.model, material.tokenizer_sha),
             pricing,
-            config.seed,
+            config,
         )
 
-    def judged(self, outcome: Promotion, settings: TrialSettings) -> Promotion:
+    def judged(self, outcome: Promotion) -> Promotion:
         """The outcome with its rows and its verdict."""
-        incumbent = self._decider(self.incumbent, settings)
-        rows = self._contest(self._decider(self.challenger, settings), incumbent)
+        incumbent = self._configured(self.incumbent)
+        rows = self._contest(self._configured(self.challenger), incumbent)
         gap = rows[0].gap
         if gap.is_better:
             reason = "the whole interval lies above 1"
@@ -155,21 +155,25 @@ class _Match:
             rows=tuple(rows),
         )
         tuned = _tuned(self.challenger)
-        if tuned is None or _decision(tuned) == _decision(settings):
+        if tuned is None or _decision(tuned) == outcome.policy:
             return outcome
-        row = self._contest(self._decider(self.challenger, tuned), incumbent)[0]
+        policy = tuned.decider(self._estimator(self.challenger), self.pricing.table)
+        row = self._contest(policy, incumbent)[0]
         return replace(outcome, as_tuned=row, tuned=_decision(tuned))
 
     def _contest(self, challenger: Policy, incumbent: Policy) -> list[Row]:
         policies = {CHALLENGER: challenger, CHAMPION: incumbent}
-        return contest(policies, self.test, self.pricing.table, seed=self.seed)
+        return contest(policies, self.test, self.pricing.table, seed=self.config.seed)
 
-    def _decider(self, predictor: MlpPredictor, settings: TrialSettings) -> Policy:
-        """As decoding would: `hvd_cost` falls back to `hvd_tau` without a survival curve."""
-        if settings.policy == COST_POLICY and not predictor.num_survival:
-            settings = settings.model_copy(update={"policy": TAU_POLICY})
-        estimator = PredictorEstimator(predictor, FeatureExtractor(self.classes))
-        return settings.decider(estimator, self.pricing.table)
+    def _configured(self, predictor: MlpPredictor) -> Policy:
+        """The policy of the configuration; without a survival curve `hvd_cost` is `hvd_tau`."""
+        parts = Parts(self._estimator(predictor), self.pricing.table)
+        name = self.config.policy.name
+        has_all = all(parts.has(need) for need in NEEDS[name])
+        return build_policy(name if has_all else TAU_POLICY, self.config, parts)
+
+    def _estimator(self, predictor: MlpPredictor) -> PredictorEstimator:
+        return PredictorEstimator(predictor, FeatureExtractor(self.classes))
 
 
 def _challenger(config: Config) -> RegisteredPredictor:
@@ -194,12 +198,12 @@ def _incumbent(config: Config) -> tuple[str | None, Path | None]:
     return config.policy.predictor or f"shipped with hvd: {folder.name}", folder
 
 
-def _configured(config: Config) -> TrialSettings:
-    """The policy that the configuration would decode with."""
-    name = str(config.policy.name)
+def _configured(config: Config) -> dict[str, Any]:
+    """What the configuration would decide by, in the words of `_decision`."""
+    name = config.policy.name
     if name not in (TAU_POLICY, COST_POLICY):
         raise UserError(f"policy.name={name} asks no predictor; compare under hvd_tau or hvd_cost")
-    return TrialSettings.model_validate({"policy": name, "tau": config.policy.tau})
+    return {"policy": name, "tau": config.policy.tau} if name == TAU_POLICY else {"policy": name}
 
 
 def _tuned(predictor: MlpPredictor) -> TrialSettings | None:

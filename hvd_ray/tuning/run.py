@@ -43,7 +43,7 @@ class SweepOptions:
     traces: Path
     out: Path
     costs: str | None = None
-    """A file of `hvd calibrate`, `pass`, or None to look under HVD_HOME."""
+    """A file of `hvd calibrate`, `pass`, or None for this machine's own table."""
     is_resumed: bool = False
     wants_registration: bool = True
 
