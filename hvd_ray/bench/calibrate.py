@@ -7,6 +7,7 @@ the machine does meets all of them alike; the median of the repeats is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -20,6 +21,20 @@ CONTEXT_LEN = 512
 NUM_REPEATS = 15
 NUM_LOOKUPS = 200
 
+CALM_SPREAD = 0.25
+"""Above this the repeats disagree so much that something else must have been running."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTimes:
+    """Target passes by rows."""
+
+    median_ms: tuple[float, ...]
+    """One for each number of rows, never falling."""
+    spread: float
+    """Interquartile range over median, the middle one of all rows."""
+
+
 Told = Callable[[], None]
 """Called once after each repeat."""
 
@@ -32,8 +47,8 @@ def measure_verify(
     num_repeats: int = NUM_REPEATS,
     seed: int = 0,
     on_repeat: Told | None = None,
-) -> tuple[float, ...]:
-    """Median milliseconds of a target pass for each number of rows, never falling.
+) -> VerifyTimes:
+    """Time target passes for each number of rows.
 
     Args:
         engine: of the target.
@@ -59,8 +74,10 @@ def measure_verify(
                 times_ms[count].append(elapsed_ms)
         if on_repeat:
             on_repeat()
-    medians = [float(np.median(times_ms[count])) for count in rows]
-    return tuple(np.maximum.accumulate(medians).round(4).tolist())
+    times_RN = np.array([times_ms[count] for count in rows])
+    low, median, high = np.quantile(times_RN, (0.25, 0.5, 0.75), axis=1)
+    spread = float(np.median((high - low) / median))
+    return VerifyTimes(tuple(np.maximum.accumulate(median).round(4).tolist()), spread)
 
 
 def measure_cache_draft(drafter: Drafter, prompt: Sequence[int]) -> float:

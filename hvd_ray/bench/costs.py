@@ -68,15 +68,17 @@ def measure_costs(
 ) -> CostFile:
     """Measure a cost table; nothing else should run meanwhile."""
     prompt = _real_prompt(codec)
-    verify_ms = measure_verify(engine, rows=rows, num_repeats=num_repeats, on_repeat=on_repeat)
+    times = measure_verify(engine, rows=rows, num_repeats=num_repeats, on_repeat=on_repeat)
     suffix_ms = measure_cache_draft(SuffixDrafter(config.drafting.suffix), prompt)
     ngram_ms = measure_cache_draft(NgramDrafter(config.drafting.ngram), prompt)
     return CostFile(
         key=cost_key(config),
         rows=tuple(rows),
-        verify_ms=verify_ms,
+        verify_ms=times.median_ms,
         draft_ms={Source.SUFFIX: round(suffix_ms, 5), Source.NGRAM: round(ngram_ms, 5)},
-        provenance=provenance(config=config, num_repeats=num_repeats),
+        provenance=provenance(
+            config=config, num_repeats=num_repeats, spread=round(times.spread, 3)
+        ),
     )
 
 

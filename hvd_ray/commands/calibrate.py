@@ -64,13 +64,25 @@ def _show(costs: CostFile, path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"A target pass, {costs.key.dtype}, {costs.key.device}")
+    from hvd_ray.bench.calibrate import CALM_SPREAD
+
+    console = Console()
+    key = costs.key
+    console.print(
+        f"A target pass in {key.dtype} on {key.device}, {key.num_threads} threads", highlight=False
+    )
+    table = Table()
     for heading in ("rows", "ms", "of one row"):
         table.add_column(heading, justify="right")
     for rows, cost_ms in zip(costs.rows, costs.verify_ms, strict=True):
         table.add_row(f"{rows}", f"{cost_ms:.1f}", f"{cost_ms / costs.verify_ms[0]:.2f}")
-    console = Console()
     console.print(table)
     drafts = ", ".join(f"{source} {cost:.3f} ms" for source, cost in costs.draft_ms.items())
     console.print(f"look-up and observation: {drafts}", highlight=False)
     console.print(f"written: {path}", soft_wrap=True, highlight=False)
+    if (spread := costs.provenance["spread"]) > CALM_SPREAD:
+        console.print(
+            f"Careful: repeats differ by {spread:.0%} of their median. Something else was running; "
+            "measure again on a quiet machine.",
+            highlight=False,
+        )
