@@ -74,8 +74,9 @@ def import_logs(
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
+    files = "1 file" if result["files"] == 1 else f"{result['files']:,} files"
     lines = [
-        f"{result['rows']:,} rows of {result['files']} files ({', '.join(result['formats'])})",
+        f"{result['rows']:,} rows of {files} ({', '.join(result['formats'])})",
         f"{result['traces']:,} traces: {result['prompt_tokens']:,} prompt tokens, "
         f"{result['output_tokens']:,} output tokens",
     ]
