@@ -111,7 +111,10 @@ def label(
         typer.Argument(metavar="[KEY=VALUE]...", help="E.g. drafting.suffix.max_tree_depth=32."),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for labels/.")] = Path("labels"),
-    workers: Annotated[int, typer.Option(metavar="N", help="Shards labelled side by side.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Shards labelled side by side. Default: one a core."),
+    ] = None,
     shards: Annotated[
         int, typer.Option(metavar="N", help="Caches that the sessions are dealt to.")
     ] = 4,

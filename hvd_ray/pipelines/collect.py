@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from hvd_ray.bench.parts import FoundParts, Sources, find_parts
 from hvd_ray.bench.plan import Sampling
 from hvd_ray.bench.workloads import (
     Prompt,
@@ -33,7 +34,7 @@ from hvd_ray.pipelines.collection import (
 from hvd_ray.pipelines.output import claimed
 from hvd_ray.pipelines.shards import Counts, Report, RunProgress, run_shards
 from hvd_ray.provenance import provenance
-from hvd_ray.systems import build_decoder, build_policy, check_system, load_engine
+from hvd_ray.systems import build_decoder, check_system, load_engine
 from hvd_ray.text import HFTextCodec, TextCodec
 from hvd_ray.traces.schema import SCHEMA_VERSION
 
@@ -101,7 +102,7 @@ def collect(options: CollectOptions, config: Config, *, progress: RunProgress) -
         UserError: a bad prompt line, no prompt that can work, another run or other settings in
             the folder; nothing has been written then.
     """
-    build_policy(options.policy, config)  # one that needs more than is at hand is refused here
+    _, found, _ = find_parts((options.policy,), config, Sources())
     read = options.load()
     prompts = select(read.prompts, split=options.split, limit=options.limit)
     progress.stage(f"reading {len(prompts)} prompts with the tokenizer of {config.model}")
@@ -111,10 +112,10 @@ def collect(options: CollectOptions, config: Config, *, progress: RunProgress) -
         prompts, codec=codec, target=target, sampling=sampling, policy=options.policy
     )
     shards = plan_shards(traces)
-    settings = _settings(options, config, target, prompts)
+    settings = _settings(options, config, target, prompts, found)
     with claimed(options.out, settings, notes={"model": _findable(config.model)}) as folder:
         todo = [shard for shard in shards if not shard.is_finished(options.out)]
-        _run(todo, options, config, progress)
+        _run(todo, options, config, found, progress)
         summary = summarise(options.out, shards)
         result = {**summary.as_json(), "skipped_lines": len(read.bad_lines)}
         folder.finish(result, about=provenance(config=config, workload_hash=workload_hash(prompts)))
@@ -167,8 +168,9 @@ def _num_cores() -> int:
 class CollectWorker:
     """Decodes shards with one engine."""
 
-    def __init__(self, config: Config, *, policy: str, out: Path) -> None:
-        self._engine, self._codec = load_engine(config)
+    def __init__(self, config: Config, found: FoundParts, *, policy: str, out: Path) -> None:
+        engine, self._codec = load_engine(config)
+        self._parts, self._engine = found.load(engine, self._codec, config)
         self._config = config
         self._policy = policy
         self._out = out
@@ -177,13 +179,21 @@ class CollectWorker:
         if shard.is_finished(self._out):
             return
         decoder = build_decoder(
-            self._policy, engine=self._engine, codec=self._codec, config=self._config
+            self._policy,
+            engine=self._engine,
+            codec=self._codec,
+            config=self._config,
+            parts=self._parts,
         )
         collect_shard(shard, decoder=decoder, out=self._out, report=report)
 
 
 def _run(
-    shards: Sequence[CollectShard], options: CollectOptions, config: Config, progress: RunProgress
+    shards: Sequence[CollectShard],
+    options: CollectOptions,
+    config: Config,
+    found: FoundParts,
+    progress: RunProgress,
 ) -> None:
     if not shards:
         return
@@ -198,7 +208,7 @@ def _run(
 
     run_shards(
         shards,
-        partial(CollectWorker, config, policy=options.policy, out=options.out.absolute()),
+        partial(CollectWorker, config, found, policy=options.policy, out=options.out.absolute()),
         num_workers=num_workers,
         cpus_per_worker=threads,
         on_counts=on_counts,
@@ -217,7 +227,11 @@ def _findable(model: str) -> str:
 
 
 def _settings(
-    options: CollectOptions, config: Config, target: TargetFacts, prompts: Sequence[Prompt]
+    options: CollectOptions,
+    config: Config,
+    target: TargetFacts,
+    prompts: Sequence[Prompt],
+    found: FoundParts,
 ) -> Mapping[str, Any]:
     """What decides the rows; how many workers there are does not."""
     used = config.model_dump(mode="json", include={"drafting", "policy", "seed"})
@@ -229,6 +243,7 @@ def _settings(
         "model_fingerprint": target.fingerprint,
         "dtype": target.capabilities.dtype,
         "policy": options.policy,
+        "parts": found.facts,
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "num_prompts": len(prompts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -39,14 +40,15 @@ class LabelOptions:
     traces: Path
     out: Path
     num_shards: int = NUM_SHARDS
-    num_workers: int = 1
+    num_workers: int | None = None
+    """Shards labelled side by side; None: one a core."""
     cut_loops: bool = True
     model: str | None = None
     """Where the tokenizer is; None: the model that the traces name."""
 
     def __post_init__(self) -> None:
         for flag, value in (("--shards", self.num_shards), ("--workers", self.num_workers)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise UserError(f"{flag} must be 1 or more, got {value}")
         if self.out.absolute() == self.traces.absolute():
             raise UserError("--out must be another folder than that of the traces")
@@ -120,7 +122,8 @@ def _run(
     worker = partial(
         LabelWorker, classes, config, cut_loops=options.cut_loops, out=options.out.absolute()
     )
-    run_shards(todo, worker, num_workers=options.num_workers, on_counts=on_counts)
+    num_workers = options.num_workers or len(os.sched_getaffinity(0))
+    run_shards(todo, worker, num_workers=num_workers, on_counts=on_counts)
 
 
 def _noted_model(options: LabelOptions, plan: LabelPlan) -> str:
