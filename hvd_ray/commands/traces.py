@@ -1,4 +1,4 @@
-"""`hvd traces`: collect what the target answers, and label what a cache would have gained."""
+"""`hvd traces`: collect what the target answers or import logs, label what a cache would gain."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hvd_ray.commands.traces_import import IMPORT_EXAMPLE, import_logs
 from hvd_ray.errors import UserError
 
 _SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
@@ -25,10 +26,11 @@ LABEL_EXAMPLE = "Example: `hvd traces label traces --out labels --workers 2`"
 def register(app: typer.Typer) -> None:
     traces = typer.Typer(
         name="traces",
-        help="Collect the target's outputs as traces, and label them by replay.",
+        help="Collect the target's outputs as traces or import logs, and label them by replay.",
         no_args_is_help=True,
     )
     traces.command("collect", epilog=COLLECT_EXAMPLE)(collect)
+    traces.command("import", epilog=IMPORT_EXAMPLE)(import_logs)
     traces.command("label", epilog=LABEL_EXAMPLE)(label)
     app.add_typer(traces)
 

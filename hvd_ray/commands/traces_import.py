@@ -51,8 +51,8 @@ def import_logs(
     """Turn logs of conversations into traces: every answer with all that stood before it.
 
     OpenAI chat JSONL, logged requests and responses, ShareGPT, trajectories of SWE-agent and
-    OpenHands, prompts with completions. Token ids are all that is kept of a text. A run that was
-    killed goes on where it stopped.
+    OpenHands, prompts with completions. Token ids are all that is kept of a text, but whoever
+    has the tokenizer can read them. A run that was killed goes on where it stopped.
     """
     from hvd_ray.commands.traces_progress import shown_progress
     from hvd_ray.pipelines.import_transcripts import ImportOptions, import_transcripts

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
-from hvd_ray.fetch import resolve_model, tokenizer_sha
+from hvd_ray.fetch import resolve_tokenizer, tokenizer_sha
 from hvd_ray.payoff.features import FEATURE_VERSION, FeatureExtractor
 from hvd_ray.payoff.token_classes import TokenClasses, cached_token_classes
 from hvd_ray.pipelines.labelling import (
@@ -138,7 +138,7 @@ def token_classes_of(model_name: str, sha: str) -> TokenClasses:
     Raises:
         UserError: the model cannot be found, or its tokenizer is another one.
     """
-    model = resolve_model(model_name)
+    model = resolve_tokenizer(model_name)
     if model.is_local and sha and tokenizer_sha(model.path_or_id) != sha:
         raise UserError(
             f"the traces were made with another tokenizer than that of {model_name}; "
