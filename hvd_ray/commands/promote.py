@@ -70,11 +70,9 @@ def _show(outcome: Promotion) -> None:
         Console().print(_table(outcome))
     if outcome.as_tuned is not None and outcome.tuned is not None:
         print(f"as tuned ({_words(outcome.tuned)}): {gap_text(outcome.as_tuned.gap.as_json())}")
-    name = outcome.challenger.ref
-    if outcome.is_promoted:
-        print(f"promoted: {name} is the champion now; {outcome.reason}")
-    else:
-        print(f"not promoted: {name} stays the challenger; {outcome.reason}")
+    verdict = "promoted" if outcome.is_promoted else "not promoted"
+    print(f"{verdict}: {outcome.reason}")
+    print(f"{'champion' if outcome.is_promoted else 'challenger'}: {outcome.challenger.ref}")
 
 
 def _table(outcome: Promotion) -> Any:

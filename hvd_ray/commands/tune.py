@@ -133,6 +133,9 @@ def _trials_table(rows: Sequence[Mapping[str, Any]], unit: str) -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    from hvd_ray.tuning.page import varied
+
+    names = [name for name in varied(rows)[0] if name != "epochs"]
     good = sorted((row for row in rows if row["metrics"]), key=lambda row: -row["metrics"]["speed"])
     shown = good[:NUM_SHOWN]
     title = f"The best {len(shown)} of {len(rows)} trials, validation sessions"
@@ -142,8 +145,8 @@ def _trials_table(rows: Sequence[Mapping[str, Any]], unit: str) -> Any:
     table.add_column("epochs", justify="right")
     table.add_column("settings", overflow="fold")
     for row in shown:
-        params = {k: v for k, v in row["params"].items() if k != "epochs"}
-        words = ", ".join(f"{key} {value_text(value)}" for key, value in params.items())
+        params = row["params"]
+        words = ", ".join(f"{name} {value_text(params[name])}" for name in names if name in params)
         epochs = f"{row['metrics']['epoch']:.0f}/{row['params']['epochs']}"
         table.add_row(str(row["number"]), f"{row['metrics']['speed']:,.2f}", epochs, Text(words))
     return table
@@ -163,16 +166,17 @@ def _test_table(rows: Sequence[Mapping[str, Any]], unit: str) -> Any:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         figures = [f"{row['speeds'][name]:,.2f}" for name in names]
-        table.add_row(Text(row["workload"]), *figures, gap_text(row["gap"]))
+        table.add_row(Text(row["workload"]), *figures, gap_text(row["gap"], digits=2))
     return table
 
 
-def gap_text(gap: Mapping[str, Any]) -> str:
-    """`1.04 [1.01, 1.07]`, or the ratio alone where no interval can be given."""
+def gap_text(gap: Mapping[str, Any], *, digits: int = 3) -> str:
+    """`1.041 [1.012, 1.071]`, or the ratio alone where no interval can be given."""
+    ratio = f"{gap['ratio']:.{digits}f}"
     if gap["interval"] is None:
-        return f"{gap['ratio']:.3f}"
-    low, high = gap["interval"]
-    return f"{gap['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+        return ratio
+    low, high = (f"{end:.{digits}f}" for end in gap["interval"])
+    return f"{ratio} [{low}, {high}]"
 
 
 def value_text(value: Any) -> str:

@@ -115,7 +115,7 @@ def _test_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _trials_table(result: Result) -> str:
     rows = result["trials"]
-    names, fixed = _varied(rows)
+    names, fixed = varied(rows)
     head = ["trial", "status", result["unit"], "tokens/pass", "at epoch", *names]
     body, ids = [], []
     for row in sorted(rows, key=lambda r: -float(r["metrics"].get(SPEED, 0))):
@@ -130,7 +130,7 @@ def _trials_table(result: Result) -> str:
     return note + _table(head, body, ids=ids, best=result["best"]["trial"])
 
 
-def _varied(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any]]:
+def varied(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any]]:
     """Names of the settings that differ between trials, and the others with their value."""
     names = dict.fromkeys(name for row in rows for name in row["params"])
     absent = object()
