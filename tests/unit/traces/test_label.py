@@ -161,6 +161,17 @@ def test_a_loop_is_cut_and_counted_unless_it_is_wanted(make_trace, extractor):
     assert (whole.num_loops_cut, whole.num_positions) == (0, 120 + len(PHRASE))
 
 
+def test_no_draft_goes_past_the_place_where_a_loop_was_cut(make_trace, extractor):
+    loop = make_trace("loop", output=tuple(range(20)) * 6)
+    again = make_trace("again", prompt=(21,), output=tuple(range(20)) * 6, minute=1)
+    config = SuffixConfig(max_tree_depth=64, max_spec_factor=8.0)
+    table = label_shard([loop, again], drafter_config=config, extractor=extractor).table
+    rows = _rows(table, "trace_id", "position", "draft_len", "accepted_len")
+    assert max(position + draft_len for _, position, draft_len, _ in rows) == 20 - 1
+    assert all(draft_len == accepted for name, _, draft_len, accepted in rows if name == "again")
+    assert sum(draft_len for *_, draft_len, _ in rows) > 0
+
+
 def test_failed_traces_are_counted_and_left_out(make_trace, extractor):
     failed = make_trace("bad", output=(), finish_reason=None, error="the prompt is too long")
     labels = label_shard([failed, make_trace()], drafter_config=CONFIG, extractor=extractor)

@@ -38,8 +38,8 @@ class HistoryEstimator:
     def expected_length(self, draft: Draft, context: DecodeContext) -> float:
         history = context.history
         recent = sum(outcome.accepted_len for outcome in history.outcomes)
-        bonus = history.num_since_mismatch / 7 + len(history.selections) / 5
-        return len(draft) / 3 + recent / 4 + bonus - context.room / 100
+        bonus = history.num_since_mismatch / 7 + sum(history.selections) / 5
+        return len(draft) / 3 + recent / 4 + bonus - context.room / 100 - context.max_tokens / 60
 
     def survival(self, draft: Draft, context: DecodeContext) -> Float32Array:
         chance = 1 / (1 + 2.718 ** -(self.expected_length(draft, context) - 2))
