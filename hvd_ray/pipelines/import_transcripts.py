@@ -12,7 +12,7 @@ from hvd_ray.bench.workloads import split_of
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_tokenizer, tokenizer_sha
 from hvd_ray.home import atomic_path
-from hvd_ray.pipelines.importing import OnBadLine, import_part, summarise
+from hvd_ray.pipelines.importing import ImportSummary, OnBadLine, import_part, summarise
 from hvd_ray.pipelines.output import claimed
 from hvd_ray.pipelines.shards import Counts, Report, RunProgress, run_shards
 from hvd_ray.provenance import provenance
@@ -121,6 +121,8 @@ def import_transcripts(options: ImportOptions, *, progress: RunProgress) -> dict
         if is_strict and bad_rows:
             raise UserError(f"{bad_rows[0]} (`--on-bad-line skip` goes on without such rows)")
         _write_bad_rows(options.out, bad_rows)
+        if not summary.traces:
+            raise UserError(_nothing_found(summary, options.logs[0]))
         result = {**summary.as_json(), "files": len(sources), "parts": len(plan.parts)}
         folder.finish(result, about=provenance(logs_hash=plan.logs_hash))
     return {
@@ -247,6 +249,14 @@ def _settings(
         "rows": plan.num_rows,
         "logs_hash": plan.logs_hash,
     }
+
+
+def _nothing_found(summary: ImportSummary, log: Path) -> str:
+    return (
+        f"{log}: no trace in {summary.rows:,} rows: {summary.rows_without_answer:,} without an "
+        f"answer, {summary.rows_bad:,} bad, {summary.answers_left_out:,} answers left out; "
+        "expected conversations with turns of the assistant"
+    )
 
 
 def _write_bad_rows(out: Path, bad_rows: Sequence[str]) -> None:

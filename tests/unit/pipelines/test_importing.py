@@ -213,6 +213,13 @@ def test_options_out_of_range_are_refused(change, reason, tmp_path):
         ImportOptions(**{"logs": (tmp_path,), "out": tmp_path, "tokenizer": "x"} | change)
 
 
+@pytest.mark.usefixtures("tokenizer")
+def test_logs_without_any_answer_are_no_success(tmp_path):
+    with pytest.raises(UserError, match=r"no trace in 2 rows: 1 without an answer, 1 bad, 0 answ"):
+        run(tmp_path, [chat("a question"), {"messages": 5}], on_bad_line="skip")
+    assert read_manifest(tmp_path / "out")["complete"] is False
+
+
 def test_dialogues_need_a_chat_template(tmp_path, tokenizer):
     tokenizer.has_template = False
     with pytest.raises(UserError, match=r"has no chat template, and .*log\.jsonl holds dialogues"):
