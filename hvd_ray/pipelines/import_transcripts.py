@@ -104,7 +104,8 @@ def import_transcripts(options: ImportOptions, *, progress: RunProgress) -> dict
     Raises:
         UserError: a log cannot be read or, if bad lines are not to be skipped, holds one that is
             no conversation: nothing has been written then. A dialogue that only the chat template
-            refuses is found later. Another run or other settings in the folder.
+            refuses is found later, and so is that no row holds an answer. Another run or other
+            settings in the folder.
     """
     progress.stage("looking through the logs")
     sources = find_sources(log_files(options.logs), log_format=options.log_format)
