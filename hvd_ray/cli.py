@@ -3,9 +3,11 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
+from typer.exceptions import TyperException
+from typer.main import get_command
 
 from hvd_ray import __version__
 from hvd_ray.errors import UserError
@@ -30,15 +32,33 @@ COMMAND_MODULES = (
 def main(args: Sequence[str] | None = None) -> None:
     """Run `hvd` and exit: 0 done, 1 a check failed, 2 a user's mistake, 130 interrupted.
 
-    Anything that is not a `UserError` is a fault of ours and keeps its traceback.
+    Anything that is neither a `UserError` nor wrong usage is a fault of ours and keeps its
+    traceback.
     """
     try:
-        build_app()(args=args)
+        code = get_command(build_app()).main(args=args, prog_name="hvd", standalone_mode=False)
     except UserError as error:
-        print(f"hvd: error: {_one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
+        _refuse(str(error))
+    except TyperException as error:
+        _refuse_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    sys.exit(code or 0)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"hvd: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _refuse_usage(error: TyperException) -> NoReturn:
+    """Wrong usage in one line, and where to read more; help alone has no message."""
+    in_full = getattr(error, "format_message", error.__str__)  # names the option at fault
+    message, context = in_full(), getattr(error, "ctx", None)
+    if not message:
+        sys.exit(2)
+    where = context.command_path if context else "hvd"
+    _refuse(f"{message.rstrip('.')}; see `{where} --help`")
 
 
 def build_app() -> typer.Typer:
@@ -71,10 +91,6 @@ def _show_version(given: bool) -> None:
     if given:
         print(f"hvd {__version__}")
         raise typer.Exit
-
-
-def _one_line(error: UserError) -> str:
-    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The command line's manners: exit codes, one line for a user's mistake, quick help."""
 
+import re
 import subprocess
 import sys
 import time
@@ -122,3 +123,24 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     script.write_text(f"{sys.executable} -c 'from hvd_ray.cli import main; main()' --help | true\n")
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench", "--limit", "x"], "--limit.*integer.*hvd bench --help"),
+        (["bench", "--nope"], "--nope"),
+        (["nonsense"], "nonsense.*hvd --help"),
+        (["train"], "LABELS.*hvd train --help"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_culprit(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert re.search(message, said.err)
