@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,8 +89,12 @@ def tune(
         is_resumed=resume,
         wants_registration=not no_register,
     )
-    with shown_progress("items") as progress:
-        result = run_sweep(options, sweep, loaded, progress=progress)
+    try:
+        with shown_progress("items") as progress:
+            result = run_sweep(options, sweep, loaded, progress=progress)
+    except KeyboardInterrupt:
+        print("hvd: interrupted; the same command with --resume goes on", file=sys.stderr)
+        raise
     places = _places(out)
     if as_json:
         shown = {key: result[key] for key in ("unit", "best", "test", "run_id", "registered")}

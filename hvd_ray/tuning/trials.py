@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import warnings
@@ -32,6 +33,7 @@ def run_trials(folder: SweepFolder, sweep: SweepSettings, watch: SweepWatch) -> 
         UserError: every trial failed, or the cluster is too small.
     """
     _set_environment()
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # failures stand in the rows
     with connected(num_cpus=sweep.concurrency) as ray:
         from hvd_ray.tuning import ray_hooks
 
@@ -47,7 +49,8 @@ def run_trials(folder: SweepFolder, sweep: SweepSettings, watch: SweepWatch) -> 
             del ray_hooks.watches[key]
         rows = [_row(number, result) for number, result in enumerate(results, start=1)]
     if all(row["status"] == FAILED for row in rows):
-        raise UserError(f"every trial failed, the first: {rows[0]['error']}")
+        where = folder.trials / f"trial-{rows[0]['trial']}" / "error.txt"
+        raise UserError(f"every trial failed, the first: {rows[0]['error']} (see {where})")
     return rows
 
 
@@ -67,7 +70,7 @@ def _tuner(ray: Any, folder: SweepFolder, sweep: SweepSettings, watch: SweepWatc
     trial = tune.with_parameters(ray_hooks.trial, folder=str(folder.path))
     trainable = tune.with_resources(trial, {"cpu": 1})
     if _has_state(folder.trials):
-        tuner = tune.Tuner.restore(str(folder.trials), trainable, restart_errored=True)
+        tuner = tune.Tuner.restore(str(folder.trials), trainable, resume_errored=True)
         results = [result.metrics or {} for result in tuner.get_results()]
         watch.done |= {result["trial_id"] for result in results if result.get("done")}
         return tuner

@@ -76,10 +76,15 @@ class SweepRuns:
                     self._note()
         return self._open[trial]
 
+    def end_child(self, trial: str, status: Status) -> None:
+        """End the run of a trial."""
+        self.child(trial).finish(status)
+        del self._open[trial]
+
     def close_all_but(self, trials: set[str]) -> None:
         """End the runs of trials that a kill has wiped out: the sweep knows them no more."""
         for trial in set(self._children) - trials:
-            self.child(trial).finish("KILLED")
+            self.end_child(trial, "KILLED")
 
     def keep_files(self, paths: Sequence[Path]) -> None:
         """Copy files into the sweep's run."""
@@ -89,9 +94,10 @@ class SweepRuns:
             self.parent.log_artifacts(Path(folder), "sweep")
 
     def end_quietly(self, status: Status) -> None:
-        """Mark the sweep's run as broken off; the store may be what failed."""
+        """Mark the sweep's run and those under way as broken off; the store may be what failed."""
         with suppress(UserError):
-            self.parent.finish(status)
+            for tracker in (*self._open.values(), self.parent):
+                tracker.finish(status)
 
     def _note(self) -> None:
         if self.parent.run_id is not None:
@@ -117,7 +123,7 @@ class SweepWatch:
         self._show()
 
     def ended(self, trial: str, *, is_ok: bool) -> None:
-        self.runs.child(trial).finish("FINISHED" if is_ok else "FAILED")
+        self.runs.end_child(trial, "FINISHED" if is_ok else "FAILED")
         self.done.add(trial)
         self._show()
 

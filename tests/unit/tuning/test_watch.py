@@ -72,6 +72,16 @@ def test_after_a_kill_the_same_runs_go_on(config: Config, tmp_path: Path) -> Non
     assert statuses == {"trial-a": "RUNNING", "trial-b": "RUNNING", "trial-lost": "KILLED"}
 
 
+def test_an_interrupted_sweep_leaves_no_run_open(config: Config, tmp_path: Path) -> None:
+    runs = SweepRuns(config, tmp_path / "runs.json")
+    runs.child("done")
+    runs.end_child("done", "FINISHED")
+    runs.child("open")
+    runs.end_quietly("KILLED")
+    statuses = {run.info.run_name: run.info.status for run in children(config, runs)}
+    assert statuses == {"trial-done": "FINISHED", "trial-open": "KILLED"}
+
+
 def test_a_trial_that_begins_again_tells_the_same_settings(config: Config, tmp_path: Path) -> None:
     path = tmp_path / "runs.json"
     for _ in range(2):
