@@ -31,7 +31,7 @@ def tune(
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A sweep file. Default: the whole space, 48 trials.")
+        Path | None, typer.Option(help="A sweep file. Default: as tune_configs/payoff.yaml.")
     ] = None,
     labels: Annotated[
         Path | None, typer.Option(metavar="DIR", help="What `hvd traces label` has written.")

@@ -130,7 +130,7 @@ class Space(_Section):
     learning_rate: KnobField = Range("log", 3e-4, 1e-2)
     epochs: KnobField = Range("int", 5, 40)
     batch_size: KnobField = Choice((65_536,))
-    without: KnobField = Choice((NOTHING, *FEATURE_GROUPS))
+    without: KnobField = Choice((NOTHING, *FEATURE_GROUPS, "decode_state+draft_structure"))
     tau: KnobField = Range("uniform", 0.0, 12.0)
     cost: dict[str, KnobField] = {"objective": Choice(("rate", "cycle"))}
 
@@ -213,12 +213,12 @@ class Validation(_Section):
 
 
 class SweepSettings(_Section):
-    """A file of `tune_configs/`."""
+    """A file of `tune_configs/`; the defaults are those of `payoff.yaml`."""
 
-    trials: Positive = 48
+    trials: Positive = 64
     concurrency: Positive = 2
     seed: int = 42
-    startup_trials: Positive = 12
+    startup_trials: Positive = 16
     """Drawn at random before Optuna's TPE sampler begins to learn."""
     asha: Asha = Asha()
     validation: Validation = Validation()

@@ -80,6 +80,10 @@ def test_the_sweep_files_of_the_checkout_load(path: Path) -> None:
         TrialSettings.from_flat(sweep.space.suggest(Scripted(policy=policy)))
 
 
+def test_without_a_file_a_sweep_is_the_whole_one() -> None:
+    assert load_sweep(REPO / "tune_configs" / "payoff.yaml") == load_sweep(None)
+
+
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("space: {tau: {uniform: [1, 2}")
     with pytest.raises(UserError, match=r"s\.yaml: not valid YAML"):

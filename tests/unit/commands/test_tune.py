@@ -1,0 +1,64 @@
+"""`hvd tune` on the command line, as far as it goes without Ray."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_ray.cli import main
+from hvd_ray.tuning.folder import SweepFolder, write_json
+from tests.unit.tuning.test_page import RESULT
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", *words])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def refusal(capsys: Captured, *words: str) -> str:
+    assert run(*words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()[-1]
+
+
+PLACES = ("--labels", "l", "--traces", "t")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "say where the data are: hvd tune --labels LABELS_DIR --traces TRACES_DIR"),
+        (PLACES[:2], "say where the data are"),
+        ((*PLACES, "--trials", "0"), "setting trials: Input should be greater than or equal to 1"),
+        ((*PLACES, "--concurrency", "0"), "setting concurrency: Input should be greater"),
+        ((*PLACES, "spaces.tau=1"), "setting spaces: unknown"),
+        ((*PLACES, "tracking.url=x"), "setting tracking.url: unknown"),
+        ((*PLACES, "--config", "nowhere.yaml"), "config nowhere.yaml: cannot be read"),
+        (("--page", "nowhere"), "nowhere: holds no finished sweep"),
+    ],
+)
+def test_what_it_refuses(words: tuple[str, ...], message: str, capsys: Captured) -> None:
+    assert message in refusal(capsys, *words)
+
+
+def test_labels_that_are_none_are_refused(capsys: Captured, tmp_path: Path) -> None:
+    words = ("--labels", str(tmp_path), "--traces", str(tmp_path), "--costs", "pass")
+    out = tmp_path / "sweep"
+    assert "no labels" in refusal(capsys, *words, "--out", str(out))
+    assert not out.exists(), "nothing is begun"
+
+
+def test_the_page_of_a_finished_sweep_is_drawn_again(capsys: Captured, tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    write_json(folder.result, RESULT)
+    assert run("--page", str(tmp_path), "--json") == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert answer == {"page": str(folder.page)}
+    assert "data-trial" in folder.page.read_text(encoding="utf-8")
