@@ -62,17 +62,27 @@ def _decoder(system: str, engine: TorchEngine, codec: HFTextCodec) -> Decoder:
     return build_decoder(system, engine=engine, codec=codec, config=config, parts=PARTS)
 
 
+COLD = ("ngram", "suffix")
+WARM = tuple(name for name in HEADLESS_SYSTEMS if name not in ("greedy", "ngram"))
+
+
 @pytest.mark.model
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("system", [name for name in HEADLESS_SYSTEMS if name != "greedy"])
+@pytest.mark.parametrize(
+    ("system", "is_warm"), [*((s, False) for s in COLD), *((s, True) for s in WARM)]
+)
 def test_identical_to_plain_decoding(
     system: str,
+    is_warm: bool,
     engine: TorchEngine,
     codec: HFTextCodec,
     requests: list[Request],
     plain: list[Completion],
 ) -> None:
+    """Cold: as drafts come, many rejected. Warm: the answers are known, drafts are long."""
     decoder = _decoder(system, engine, codec)
+    if is_warm:
+        _fill(decoder, requests, plain)
     drafted = 0
     for request, wanted in zip(requests, plain, strict=True):
         got = decoder.generate(request)
@@ -80,6 +90,15 @@ def test_identical_to_plain_decoding(
         assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason)
         drafted += sum(step.drafted for step in got.steps)
     assert drafted > 100, "a comparison without drafts compares nothing"
+
+
+def _fill(decoder: Decoder, requests: list[Request], outputs: list[Completion]) -> None:
+    drafter = decoder.cache_drafter
+    assert drafter is not None
+    for request, output in zip(requests, outputs, strict=True):
+        drafter.start(request)
+        drafter.observe(request.request_id, output.token_ids, None)
+        drafter.stop(request.request_id)
 
 
 @pytest.mark.model
