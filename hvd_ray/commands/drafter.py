@@ -102,7 +102,7 @@ def train(
     steps: Annotated[int, typer.Option("--steps", help="Optimiser steps in all.")] = 2000,
     rows_per_step: Annotated[int, typer.Option("--rows-per-step")] = 1024,
     chain_steps: Annotated[int, typer.Option("--chain-steps")] = 4,
-    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 6e-4,
+    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-3,
     lm_head_learning_rate: Annotated[
         float, typer.Option("--lm-head-learning-rate", help="0 keeps the target's rows.")
     ] = 0.0,
@@ -123,6 +123,7 @@ def train(
     """Train an EAGLE-3 head on what the target said; a killed run goes on from its checkpoint."""
     from hvd_ray.drafting.eagle3_job import TrainJob, run_training, set_threads
     from hvd_ray.drafting.eagle3_training import TrainConfig
+    from hvd_ray.traces.loops import loop_start
 
     set_threads(threads)
     job = TrainJob(
@@ -132,6 +133,7 @@ def train(
         draft_vocab_size=draft_vocab,
         max_prompt_tokens=max_prompt_tokens,
         init_head=init,
+        cut_at=loop_start,
         state_cache=state_cache,
         state_cache_gb=state_cache_gb,
     )
@@ -164,6 +166,7 @@ def evaluate(
 ) -> None:
     """Emitted tokens per target pass on greedy responses, by teacher-forced replay."""
     from hvd_ray.drafting.eagle3_job import quality_report, run_evaluation, set_threads
+    from hvd_ray.traces.loops import loop_start
 
     set_threads(threads)
     with _bar("replaying", total=limit) as (bars, task):
@@ -173,6 +176,7 @@ def evaluate(
             data=data,
             num_steps=draft_tokens,
             limit=limit,
+            cut_at=loop_start,
             on_response=lambda: bars.advance(task),
         )
     report = quality_report(quality)

@@ -20,11 +20,13 @@ from hvd_ray.drafting.eagle3_init import (
     weights_from_target,
 )
 from hvd_ray.drafting.eagle3_states import (
+    CutAt,
     Response,
     ResponseStates,
     StateCache,
     TargetStates,
     read_responses,
+    uncut,
 )
 from hvd_ray.drafting.eagle3_training import LogMetrics, TrainConfig, Trainer, World, aux_std, train
 from hvd_ray.errors import UserError
@@ -44,6 +46,8 @@ class TrainJob:
     state_cache: Path | None = None
     state_cache_gb: float = 0.0
     max_prompt_tokens: int = 1200
+    cut_at: CutAt = uncut
+    """Where an output begins to loop; a loop teaches the head nothing."""
     init_head: Path | None = None
     """Go on from another run's finished head instead of the target's own layers."""
 
@@ -70,6 +74,7 @@ def run_training(
         target=states,
         budget_gb=job.state_cache_gb,
         max_prompt_tokens=job.max_prompt_tokens,
+        cut_at=job.cut_at,
     )
     trainer = Trainer(
         config,
@@ -95,6 +100,7 @@ def run_evaluation(
     num_steps: int = 4,
     max_prompt_tokens: int = 4096,
     limit: int | None = None,
+    cut_at: CutAt = uncut,
     on_response: Callable[[], None] = lambda: None,
 ) -> dict[str, DraftQuality]:
     """Teacher-forced draft quality on the greedy responses in `data`, by workload."""
@@ -102,7 +108,7 @@ def run_evaluation(
     head = load_head(head_folder, target=target_shape(model), dtype=model.dtype)
     head = Eagle3Head(head.config, head.weights.on(model.device))
     states = TargetStates(model, aux_layer_ids=head.config.aux_layer_ids, max_prompt=8192)
-    responses = _greedy_responses(find_shards(data), max_prompt_tokens)[:limit]
+    responses = _greedy_responses(find_shards(data), max_prompt_tokens, cut_at)[:limit]
     return evaluate(head, _each(states, responses, on_response=on_response), num_steps=num_steps)
 
 
@@ -120,12 +126,14 @@ def set_threads(num_threads: int | None) -> None:
         torch.set_num_threads(num_threads)
 
 
-def _greedy_responses(shards: Sequence[Path], max_prompt_tokens: int) -> list[Response]:
+def _greedy_responses(
+    shards: Sequence[Path], max_prompt_tokens: int, cut_at: CutAt
+) -> list[Response]:
     return [
         response
         for shard in shards
         for response in read_responses(
-            shard, max_prompt_tokens=max_prompt_tokens, with_test_split=True
+            shard, max_prompt_tokens=max_prompt_tokens, with_test_split=True, cut_at=cut_at
         )
         if response.temperature == 0
     ]
@@ -181,7 +189,9 @@ def _kept_vocabulary(job: TrainJob, model: Any, shards: Sequence[Path]) -> Tenso
     responses = (
         response
         for shard in shards
-        for response in read_responses(shard, max_prompt_tokens=job.max_prompt_tokens)
+        for response in read_responses(
+            shard, max_prompt_tokens=job.max_prompt_tokens, cut_at=job.cut_at
+        )
     )
     vocabulary = draft_vocabulary(
         (response.output_token_ids for response in responses if not response.is_held_out),

@@ -10,7 +10,7 @@ Shapes: T rows of a sequence, R rows from the last prompt token on, A concatenat
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,14 @@ import torch
 from torch import Tensor
 
 HELD_OUT_PERCENT = 4
+
+CutAt = Callable[[Sequence[int]], int | None]
+"""Where an output stops being worth anything (its loop begins), or None."""
+
+
+def uncut(_token_ids: Sequence[int]) -> int | None:
+    """Take outputs whole."""
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +62,17 @@ class ResponseStates:
 
 
 def read_responses(
-    shard: Path, *, max_prompt_tokens: int, with_test_split: bool = False
+    shard: Path,
+    *,
+    max_prompt_tokens: int,
+    with_test_split: bool = False,
+    cut_at: CutAt = uncut,
 ) -> list[Response]:
     """Responses of a Parquet shard, those of one prompt side by side.
 
-    Shards of `traces/` and of the drafter's own collection both do. Left out: failed rows,
-    responses under two tokens, prompts over `max_prompt_tokens` and, unless asked for (to
-    measure, never to train), rows of the `test` split.
+    Outputs end where `cut_at` says. Shards of `traces/` and of the drafter's own collection both
+    do. Left out: failed rows, outputs under two tokens, prompts over `max_prompt_tokens` and,
+    unless asked for (to measure, never to train), rows of the `test` split.
     """
     import pyarrow.parquet as pq
 
@@ -68,11 +80,12 @@ def read_responses(
         columns = [name for name in _RESPONSE_COLUMNS if name in file.schema_arrow.names]
         rows = file.read(columns=columns).to_pylist()
     responses = [
-        _response(row)
+        _response(row, cut_at)
         for row in rows
         if _is_usable(row, max_prompt_tokens) and (with_test_split or row.get("split") != "test")
     ]
-    return sorted(responses, key=lambda each: each.prompt_token_ids)
+    long_enough = (each for each in responses if len(each.output_token_ids) >= 2)
+    return sorted(long_enough, key=lambda each: each.prompt_token_ids)
 
 
 _RESPONSE_COLUMNS = (
@@ -84,20 +97,21 @@ _RESPONSE_COLUMNS = (
 def _is_usable(row: Mapping[str, Any], max_prompt_tokens: int) -> bool:
     return (
         row.get("error") is None
-        and len(row["output_token_ids"] or ()) >= 2
+        and row["output_token_ids"] is not None
         and 1 <= len(row["prompt_token_ids"] or ()) <= max_prompt_tokens
     )
 
 
-def _response(row: Mapping[str, Any]) -> Response:
+def _response(row: Mapping[str, Any], cut_at: CutAt) -> Response:
     sampling = row.get("sampling") or {}
+    output = row["output_token_ids"]
     return Response(
         prompt_id=row["prompt_id"],
         family=row["family"],
         workload=row["workload"],
         temperature=float(row.get("temperature", sampling.get("temperature", 0.0))),
         prompt_token_ids=tuple(row["prompt_token_ids"]),
-        output_token_ids=tuple(row["output_token_ids"]),
+        output_token_ids=tuple(output[: cut_at(output)]),
     )
 
 
@@ -163,8 +177,10 @@ class StateCache:
         target: TargetStates,
         budget_gb: float,
         max_prompt_tokens: int = 1200,
+        cut_at: CutAt = uncut,
     ) -> None:
         self.max_prompt_tokens = max_prompt_tokens
+        self._cut_at = cut_at
         self._folder = folder
         self._target = target
         self._budget_bytes = int(budget_gb * 1e9)
@@ -177,7 +193,9 @@ class StateCache:
 
     def load(self, shard: Path) -> Iterator[ResponseStates]:
         """The shard's responses with states, in a fixed order."""
-        responses = read_responses(shard, max_prompt_tokens=self.max_prompt_tokens)
+        responses = read_responses(
+            shard, max_prompt_tokens=self.max_prompt_tokens, cut_at=self._cut_at
+        )
         path = self._path(shard)
         if path is None:
             yield from map(self._target.states, responses)
