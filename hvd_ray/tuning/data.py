@@ -185,6 +185,10 @@ def train_sessions(shards: Iterable[Iterable[Trace]]) -> dict[str, dict[str, int
     return tokens
 
 
+def num_output_tokens(shards: Iterable[Iterable[Trace]]) -> int:
+    return sum(len(trace.output_token_ids) for shard in shards for trace in shard)
+
+
 def fit_labels(table: Any, validation: frozenset[str]) -> Labels:
     """Labels to learn from (`train`) and those of the validation sessions (`test`).
 

@@ -21,10 +21,11 @@ from hvd_ray.systems import NEEDS, Parts, build_policy
 from hvd_ray.tracking import CHALLENGER, CHAMPION, RegisteredPredictor, resolve_predictor
 from hvd_ray.tracking.promotion import find_alias, make_champion, run_params
 from hvd_ray.tuning.contest import Row, contest
-from hvd_ray.tuning.data import open_material
+from hvd_ray.tuning.data import num_output_tokens, open_material
 from hvd_ray.tuning.pricing import PASS, Pricing, find_pricing
 from hvd_ray.tuning.recorded import ReplaySet
 from hvd_ray.tuning.space import COST_POLICY, TAU_POLICY, TrialSettings
+from hvd_ray.tuning.watch import Counted
 
 FORCED = "forced"
 
@@ -122,8 +123,9 @@ class _Match:
         pricing = find_pricing(options.costs, config)
         material = open_material(options.labels, options.traces, config)
         sha = material.tokenizer_sha or None
-        progress.stage("looking up the drafts of the test sessions")
-        test = material.replay_set(material.shards(), lambda trace: trace.split == TEST)
+        shards = material.shards()
+        counted = Counted(progress, num_output_tokens(shards), "looking up the test drafts")
+        test = material.replay_set(shards, lambda trace: trace.split == TEST, on_tokens=counted)
         if not test.traces:
             raise UserError(f"{material.traces}: no test sessions to compare on")
         progress.stage("replaying the test sessions")

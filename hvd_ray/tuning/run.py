@@ -22,6 +22,7 @@ from hvd_ray.tracking import CHALLENGER, register_predictor
 from hvd_ray.tuning.data import (
     Material,
     label_table,
+    num_output_tokens,
     open_material,
     train_sessions,
     validation_sessions,
@@ -32,7 +33,7 @@ from hvd_ray.tuning.page import write_page
 from hvd_ray.tuning.pricing import Pricing, find_pricing
 from hvd_ray.tuning.space import SweepSettings, TrialSettings
 from hvd_ray.tuning.trials import Row, best_of, run_trials
-from hvd_ray.tuning.watch import SweepRuns, SweepWatch
+from hvd_ray.tuning.watch import Counted, SweepRuns, SweepWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,12 @@ class _Sweep:
             train_sessions(shards), settings=self.sweep.validation, seed=self.sweep.seed
         )
         classes = token_classes_of(self.material.model, self.material.tokenizer_sha)
-        num_tokens = sum(len(trace.output_token_ids) for shard in shards for trace in shard)
         validation = self.material.replay_set(
             shards,
             lambda trace: trace.split == TRAIN and trace.session_id in sessions,
-            on_tokens=_Counted(self.progress, num_tokens, "looking up the validation drafts"),
+            on_tokens=Counted(
+                self.progress, num_output_tokens(shards), "looking up the validation drafts"
+            ),
         )
         save_inputs(
             self.folder,
@@ -155,13 +157,14 @@ class _Sweep:
         predictor.save(self.folder.best)
         estimator = PredictorEstimator(predictor, FeatureExtractor(inputs.classes))
         shards = self.material.shards()
-        num_tokens = sum(len(trace.output_token_ids) for shard in shards for trace in shard)
         test = self.material.replay_set(
             shards,
             lambda trace: trace.split == TEST,
-            on_tokens=_Counted(self.progress, num_tokens, "looking up the test drafts"),
+            on_tokens=Counted(
+                self.progress, num_output_tokens(shards), "looking up the test drafts"
+            ),
         )
-        on_tau = _Counted(self.progress, len(self.sweep.taus), "replaying every tau")
+        on_tau = Counted(self.progress, len(self.sweep.taus), "replaying every tau")
         curves = tau_curves(
             settings, estimator, inputs, taus=self.sweep.taus, on_tau=lambda: on_tau(1)
         )
@@ -208,19 +211,6 @@ class _Sweep:
         return provenance(
             config=self.config, traces_hash=self.material.note.traces_hash, **self.pricing.about
         )
-
-
-class _Counted:
-    """Shows how many of so many are done, under a stage's name."""
-
-    def __init__(self, progress: RunProgress, total: int, text: str) -> None:
-        progress.stage(text)
-        progress.expect(total)
-        self._progress, self._text, self._done = progress, text, 0
-
-    def __call__(self, num: int) -> None:
-        self._done += num
-        self._progress.advance(self._done, self._text)
 
 
 def _settings(sweep: SweepSettings, material: Material, pricing: Pricing) -> Mapping[str, Any]:

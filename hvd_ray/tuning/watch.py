@@ -132,6 +132,19 @@ class SweepWatch:
         self.progress.advance(len(self.done), f"trials{best}")
 
 
+class Counted:
+    """Shows how many of so many are done, under a stage's name."""
+
+    def __init__(self, progress: RunProgress, total: int, text: str) -> None:
+        progress.stage(text)
+        progress.expect(total)
+        self._progress, self._text, self._done = progress, text, 0
+
+    def __call__(self, num: int) -> None:
+        self._done += num
+        self._progress.advance(self._done, self._text)
+
+
 def storable(metrics: Mapping[str, float]) -> dict[str, float]:
     """Figures under names that the store takes: workloads may be called anything."""
     return {re.sub(r"[^\w\-. :/]", "_", name, flags=re.A): v for name, v in metrics.items()}
