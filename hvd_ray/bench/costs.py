@@ -11,17 +11,22 @@ from hvd_ray.bench.calibrate import (
     ROWS,
     Told,
     measure_cache_draft,
+    measure_model_draft,
     measure_verify,
 )
 from hvd_ray.bench.workloads import load_shipped
 from hvd_ray.config import Config
+from hvd_ray.drafting.eagle3 import Eagle3Head
+from hvd_ray.drafting.eagle3_drafter import Eagle3Drafter
 from hvd_ray.drafting.ngram import NgramDrafter
 from hvd_ray.drafting.suffix import SuffixDrafter
-from hvd_ray.engines.base import Engine
+from hvd_ray.engines.torch_engine import TorchEngine
+from hvd_ray.errors import UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model
 from hvd_ray.home import calibration_dir
 from hvd_ray.payoff.cost_file import CostFile, CostKey, read_costs
 from hvd_ray.provenance import cpu_model, provenance
+from hvd_ray.systems import head_folder, load_head
 from hvd_ray.text import TextCodec
 from hvd_ray.types import Source
 
@@ -58,7 +63,7 @@ def find_costs(config: Config) -> CostFile:
 
 
 def measure_costs(
-    engine: Engine,
+    engine: TorchEngine,
     codec: TextCodec,
     config: Config,
     *,
@@ -66,20 +71,44 @@ def measure_costs(
     num_repeats: int = NUM_REPEATS,
     on_repeat: Told | None = None,
 ) -> CostFile:
-    """Measure a cost table; nothing else should run meanwhile."""
+    """Measure a cost table; nothing else should run meanwhile.
+
+    Where a head is at hand its drafts are priced too, and the target passes are those that hand
+    out the hidden states it reads.
+
+    Raises:
+        UserError: a head was named and cannot be used.
+    """
     prompt = _real_prompt(codec)
+    head, engine = _with_head(config, engine)
     times = measure_verify(engine, rows=rows, num_repeats=num_repeats, on_repeat=on_repeat)
     suffix_ms = measure_cache_draft(SuffixDrafter(config.drafting.suffix), prompt)
     ngram_ms = measure_cache_draft(NgramDrafter(config.drafting.ngram), prompt)
+    draft_ms = {Source.SUFFIX: round(suffix_ms, 5), Source.NGRAM: round(ngram_ms, 5)}
+    draft_token_ms = {}
+    if head is not None:
+        drafter = Eagle3Drafter(head, engine.capabilities.vocab_size)
+        fixed_ms, token_ms = measure_model_draft(engine, drafter, num_repeats=num_repeats)
+        draft_ms[Source.EAGLE3] = round(fixed_ms, 5)
+        draft_token_ms[Source.EAGLE3] = round(token_ms, 5)
     return CostFile(
         key=cost_key(config),
         rows=tuple(rows),
         verify_ms=times.median_ms,
-        draft_ms={Source.SUFFIX: round(suffix_ms, 5), Source.NGRAM: round(ngram_ms, 5)},
+        draft_ms=draft_ms,
+        draft_token_ms=draft_token_ms,
         provenance=provenance(
             config=config, num_repeats=num_repeats, spread=round(times.spread, 3)
         ),
     )
+
+
+def _with_head(config: Config, engine: TorchEngine) -> tuple[Eagle3Head | None, TorchEngine]:
+    try:
+        head_folder(config)
+    except UserError:
+        return None, engine
+    return load_head(config, engine)
 
 
 def _real_prompt(codec: TextCodec) -> list[int]:

@@ -78,7 +78,9 @@ def _show(costs: CostFile, path: Path) -> None:
         table.add_row(f"{rows}", f"{cost_ms:.1f}", f"{cost_ms / costs.verify_ms[0]:.2f}")
     console.print(table)
     drafts = ", ".join(f"{source} {cost:.3f} ms" for source, cost in costs.draft_ms.items())
-    console.print(f"look-up and observation: {drafts}", highlight=False)
+    console.print(f"drafting, fixed: {drafts}", highlight=False)
+    for source, token_ms in costs.draft_token_ms.items():
+        console.print(f"and for each token: {source} {token_ms:.3f} ms", highlight=False)
     console.print(f"written: {path}", soft_wrap=True, highlight=False)
     if (spread := costs.provenance["spread"]) > CALM_SPREAD:
         console.print(

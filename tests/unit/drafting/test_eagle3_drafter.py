@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from hvd_ray.bench.calibrate import measure_model_draft
 from hvd_ray.context import DecodeContext
 from hvd_ray.decode import Decoder
 from hvd_ray.drafting.eagle3 import Eagle3Config, Eagle3Head
@@ -190,3 +191,20 @@ def test_proposing_twice_gives_the_same(
     assert len(first) == 4
     assert drafter.propose("r", 4) == first
     assert drafter.propose("r", 2).token_ids == first.token_ids[:2]
+
+
+def test_a_chain_has_a_fixed_and_a_running_cost(engine: TorchEngine, head: Eagle3Head) -> None:
+    drafter = Eagle3Drafter(head, engine.capabilities.vocab_size)
+    fixed_ms, token_ms = measure_model_draft(engine, drafter, num_tokens=4, num_repeats=5)
+    assert fixed_ms >= 0
+    assert token_ms > 0
+    assert not drafter._active, "the measurement leaves no request behind"
+
+
+def test_the_drafter_keeps_to_its_own_length(
+    engine: TorchEngine, codec: HFTextCodec, head: Eagle3Head
+) -> None:
+    drafter = Eagle3Drafter(head, engine.capabilities.vocab_size, max_draft_tokens=2)
+    request = Request("r", prompt(), SamplingParams(max_tokens=12, ignore_eos=True))
+    completion = make(engine, codec, AlwaysModel(), drafter).generate(request)
+    assert max(step.drafted for step in completion.steps) == 2
