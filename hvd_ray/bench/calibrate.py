@@ -95,7 +95,12 @@ def measure_cache_draft(drafter: Drafter, prompt: Sequence[int]) -> float:
 
 
 def measure_model_draft(
-    engine: Engine, drafter: Drafter, *, num_tokens: int = 4, num_repeats: int = NUM_REPEATS
+    engine: Engine,
+    drafter: Drafter,
+    *,
+    context_len: int = CONTEXT_LEN,
+    num_tokens: int = 4,
+    num_repeats: int = NUM_REPEATS,
 ) -> tuple[float, float]:
     """`(fixed, per token)` milliseconds of a model draft of 1 and of `num_tokens` tokens.
 
@@ -103,8 +108,7 @@ def measure_model_draft(
     """
     assert num_tokens > 1
     rng = np.random.default_rng(0)
-    context_len = min(CONTEXT_LEN, engine.capabilities.context_length // 2)
-    prompt = _ids(rng, engine, context_len)
+    prompt = _ids(rng, engine, min(context_len, engine.capabilities.context_length // 2))
     drafter.start(Request("calibrate", tuple(prompt.tolist())))
     cache = engine.new_cache()
     hidden = engine.forward(prompt, cache, num_logits=1).hidden_TD
@@ -114,8 +118,9 @@ def measure_model_draft(
         drafter.observe("calibrate", (token,), hidden)
         length = (1, num_tokens)[repeat % 2]
         started = perf_counter()
-        drafter.propose("calibrate", length)
+        draft = drafter.propose("calibrate", length)
         elapsed_ms = (perf_counter() - started) * 1e3
+        assert len(draft) == length, "the drafter declined; its time would be nobody's"
         if repeat >= 4:
             times_ms[length].append(elapsed_ms)
         hidden = engine.forward(np.array([token], np.int32), cache, num_logits=1).hidden_TD

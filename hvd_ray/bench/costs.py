@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvd_ray.bench.calibrate import (
+    CONTEXT_LEN,
     NUM_REPEATS,
     ROWS,
     Told,
@@ -88,7 +89,12 @@ def measure_costs(
     draft_token_ms = {}
     if head is not None:
         drafter = Eagle3Drafter(head, engine.capabilities.vocab_size)
-        fixed_ms, token_ms = measure_model_draft(engine, drafter, num_repeats=num_repeats)
+        fixed_ms, token_ms = measure_model_draft(
+            engine,
+            drafter,
+            context_len=min(CONTEXT_LEN, head.config.max_position_embeddings // 2),
+            num_repeats=num_repeats,
+        )
         draft_ms[Source.EAGLE3] = round(fixed_ms, 5)
         draft_token_ms[Source.EAGLE3] = round(token_ms, 5)
     return CostFile(
