@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from hvd_ray.bench.workloads import Prompt, load_shipped, shipped_workloads
 from hvd_ray.config import Config
 from hvd_ray.decode import Decoder
 from hvd_ray.engines.torch_engine import TorchEngine
-from hvd_ray.systems import build_decoder
+from hvd_ray.systems import build_decoder, load_head
 from hvd_ray.text import HFTextCodec
-from hvd_ray.types import Completion, Request, SamplingParams
+from hvd_ray.types import Completion, Request, SamplingParams, Source, Step
 from tests.property.toy_requests import HEADLESS_SYSTEMS, PARTS
 
 NUM_PROMPTS = 20
@@ -99,6 +100,29 @@ def _fill(decoder: Decoder, requests: list[Request], outputs: list[Completion]) 
         drafter.start(request)
         drafter.observe(request.request_id, output.token_ids, None)
         drafter.stop(request.request_id)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("system", ["eagle3", "hvd_cost"])
+def test_identical_with_the_shipped_head(
+    system: str,
+    engine: TorchEngine,
+    codec: HFTextCodec,
+    requests: list[Request],
+    plain: list[Completion],
+) -> None:
+    """Chains of the head, alone and between cache drafts; it must also be of some use."""
+    head, reading = load_head(Config(), engine)
+    parts = replace(PARTS, head=head)
+    decoder = build_decoder(system, engine=reading, codec=codec, config=Config(), parts=parts)
+    steps: list[Step] = []
+    for request, wanted in list(zip(requests, plain, strict=True))[::3]:
+        got = decoder.generate(request)
+        assert got.token_ids == wanted.token_ids, request.request_id
+        steps += [step for step in got.steps if step.source is Source.EAGLE3]
+    assert len(steps) > 20
+    assert sum(step.accepted for step in steps) > 0.2 * len(steps), "a dead drafter (case M06)"
 
 
 @pytest.mark.model
