@@ -68,6 +68,8 @@ def _show(outcome: Promotion) -> None:
 
     if outcome.rows:
         Console().print(_table(outcome))
+    for note in outcome.notes:
+        print(note)
     if outcome.as_tuned is not None and outcome.tuned is not None:
         print(f"as tuned ({_words(outcome.tuned)}): {gap_text(outcome.as_tuned.gap.as_json())}")
     verdict = "promoted" if outcome.is_promoted else "not promoted"

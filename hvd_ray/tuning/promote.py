@@ -20,7 +20,7 @@ from hvd_ray.pipelines.shards import RunProgress
 from hvd_ray.systems import NEEDS, Parts, build_policy
 from hvd_ray.tracking import CHALLENGER, CHAMPION, RegisteredPredictor, resolve_predictor
 from hvd_ray.tracking.promotion import find_alias, make_champion, run_params
-from hvd_ray.tuning.contest import Row, contest
+from hvd_ray.tuning.contest import Gap, Row, contest
 from hvd_ray.tuning.data import num_output_tokens, open_material
 from hvd_ray.tuning.pricing import PASS, Pricing, find_pricing
 from hvd_ray.tuning.recorded import ReplaySet
@@ -56,6 +56,7 @@ class Promotion:
     as_tuned: Row | None = None
     """The challenger under the policy it was tuned with, over all workloads, where that differs."""
     tuned: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -68,6 +69,7 @@ class Promotion:
             "rows": [row.as_json() for row in self.rows],
             "as_tuned": None if self.as_tuned is None else self.as_tuned.as_json(),
             "tuned": None if self.tuned is None else dict(self.tuned),
+            "notes": list(self.notes),
         }
 
 
@@ -142,19 +144,20 @@ class _Match:
         """The outcome with its rows and its verdict."""
         incumbent = self._configured(self.incumbent)
         rows = self._contest(self._configured(self.challenger), incumbent)
-        gap = rows[0].gap
-        if gap.is_better:
-            reason = "the whole interval lies above 1"
-        elif gap.estimate.is_degenerate:
-            reason = "there are too few sessions to tell"
-        else:
-            reason = "the interval does not lie above 1"
+        is_able = self._can_decide(self.challenger)
         outcome = replace(
             outcome,
-            is_promoted=gap.is_better,
-            reason=reason,
+            is_promoted=is_able and rows[0].gap.is_better,
+            reason=_verdict(rows[0].gap)
+            if is_able
+            else "hvd_cost needs a survival curve, and it has none",
             unit=self.pricing.unit,
             rows=tuple(rows),
+            notes=tuple(
+                f"the {name} has no survival curve: it decides by hvd_tau here"
+                for name, predictor in ((CHALLENGER, self.challenger), (CHAMPION, self.incumbent))
+                if not self._can_decide(predictor)
+            ),
         )
         tuned = _tuned(self.challenger)
         if tuned is None or _decision(tuned) == outcome.policy:
@@ -169,10 +172,15 @@ class _Match:
 
     def _configured(self, predictor: MlpPredictor) -> Policy:
         """The policy of the configuration; without a survival curve `hvd_cost` is `hvd_tau`."""
-        parts = Parts(self._estimator(predictor), self.pricing.table)
-        name = self.config.policy.name
-        has_all = all(parts.has(need) for need in NEEDS[name])
-        return build_policy(name if has_all else TAU_POLICY, self.config, parts)
+        name = self.config.policy.name if self._can_decide(predictor) else TAU_POLICY
+        return build_policy(name, self.config, self._parts(predictor))
+
+    def _can_decide(self, predictor: MlpPredictor) -> bool:
+        """Whether the configured policy can ask this predictor."""
+        return all(self._parts(predictor).has(need) for need in NEEDS[self.config.policy.name])
+
+    def _parts(self, predictor: MlpPredictor) -> Parts:
+        return Parts(self._estimator(predictor), self.pricing.table)
 
     def _estimator(self, predictor: MlpPredictor) -> PredictorEstimator:
         return PredictorEstimator(predictor, FeatureExtractor(self.classes))
@@ -206,6 +214,14 @@ def _configured(config: Config) -> dict[str, Any]:
     if name not in (TAU_POLICY, COST_POLICY):
         raise UserError(f"policy.name={name} asks no predictor; compare under hvd_tau or hvd_cost")
     return {"policy": name, "tau": config.policy.tau} if name == TAU_POLICY else {"policy": name}
+
+
+def _verdict(gap: Gap) -> str:
+    if gap.is_better:
+        return "the whole interval lies above 1"
+    if gap.estimate.is_degenerate:
+        return "there are too few sessions to tell"
+    return "the interval does not lie above 1"
 
 
 def _tuned(predictor: MlpPredictor) -> TrialSettings | None:

@@ -201,6 +201,23 @@ def test_under_hvd_cost_a_champion_without_a_curve_decides_by_tau(
     assert outcome.is_promoted
     assert outcome.unit == "tokens/s"
     assert outcome.rows[0].speeds["champion"] == pytest.approx(100.0)
+    assert outcome.notes == ("the champion has no survival curve: it decides by hvd_tau here",)
+
+
+def test_under_hvd_cost_a_challenger_without_a_curve_stays(
+    config: Config, register: Register, options: PromoteOptions
+) -> None:
+    """However fast: with it as champion `hvd_cost` could not decode at all."""
+    policy = config.policy.model_copy(update={"name": "hvd_cost"})
+    register(constant(NEVER), "champion")
+    register(constant(ALWAYS), "challenger")
+    config = config.model_copy(update={"policy": policy})
+    outcome = promote(options, config, progress=Silent())
+    assert outcome.rows[0].gap.is_better
+    assert (outcome.is_promoted, outcome.reason) == (
+        False,
+        "hvd_cost needs a survival curve, and it has none",
+    )
 
 
 def test_a_policy_that_asks_no_predictor_is_refused(config: Config, register: Register) -> None:
