@@ -68,7 +68,7 @@ WARM = tuple(name for name in HEADLESS_SYSTEMS if name not in ("greedy", "ngram"
 
 
 @pytest.mark.model
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("system", "is_warm"), [*((s, False) for s in COLD), *((s, True) for s in WARM)]
 )
@@ -103,7 +103,7 @@ def _fill(decoder: Decoder, requests: list[Request], outputs: list[Completion]) 
 
 
 @pytest.mark.model
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("system", ["eagle3", "hvd_cost"])
 def test_identical_with_the_shipped_head(
     system: str,
@@ -126,6 +126,7 @@ def test_identical_with_the_shipped_head(
 
 
 @pytest.mark.model
+@pytest.mark.timeout(3600)
 def test_the_comparison_is_large_enough(plain: list[Completion]) -> None:
     greedy = [c for c in plain if not c.request_id.startswith(tuple(SAMPLED))]
     assert len(plain) >= NUM_PROMPTS
