@@ -20,7 +20,7 @@ Dtype = Literal["float32", "bfloat16"]
 DEFAULT_MODEL = "smollm2-135m"
 LISTED_IN = "hvd_ray/config.py"
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -91,13 +91,16 @@ class Config(_Section):
     model: str = DEFAULT_MODEL
     """An embedded model's name, a local folder or a hub id."""
     dtype: Dtype = "bfloat16"
-    num_threads: Positive | None = None
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads of the torch engine; None: as many as cores."""
     drafting: DraftingConfig = DraftingConfig()
     policy: PolicyConfig = PolicyConfig()
     tracking: TrackingConfig = TrackingConfig()
-    seed: int = 42
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
 
+
+_NOT_YAML = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
+"""What the YAML reader raises for hostile text: bad dates and tags, nesting without end."""
 
 _USED_BY: dict[str, tuple[str, ...]] = {
     "policy.tau": ("hvd_tau",),
@@ -162,7 +165,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"config {path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
+    except _NOT_YAML as error:
         where = str(error).replace("\n", " ")
         raise UserError(f"config {path}: not valid YAML ({where})") from None
     if tree is None:
@@ -178,7 +181,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise UserError(f"setting {override!r}: expected key=value, e.g. policy.tau=4")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except _NOT_YAML:
         raise UserError(f"setting {override!r}: {text!r} is not a value") from None
     *sections, leaf = key.split(".")
     for section in sections:

@@ -48,6 +48,7 @@ class Generation:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    is_closed: bool = False
 
     @property
     def context(self) -> DecodeContext:
@@ -117,7 +118,13 @@ class Decoder:
         return generation
 
     def step(self, generation: Generation) -> Trimmed:
-        """One cycle: at least one token is committed."""
+        """One cycle: at least one token is committed.
+
+        Raises:
+            ValueError: the generation has ended.
+        """
+        if generation.is_finished:
+            raise ValueError(f"request {generation.request.request_id!r} has ended")
         candidates = self._look_up(generation)
         decision, decide_us = self._decide(generation, candidates)
         draft, draft_us = self._draft(generation, decision, candidates)
@@ -130,9 +137,11 @@ class Decoder:
         return trimmed
 
     def close(self, generation: Generation) -> None:
-        """Release what the request held; safe after an error or an abort."""
-        for drafter in self._drafters():
-            drafter.stop(generation.request.request_id)
+        """Release what the request held; safe after an error or an abort, and twice."""
+        if not generation.is_closed:
+            generation.is_closed = True
+            for drafter in self._drafters():
+                drafter.stop(generation.request.request_id)
 
     # -- the parts of a cycle --------------------------------------------------------------
 

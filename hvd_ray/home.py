@@ -15,7 +15,10 @@ from pathlib import Path
 from hvd_ray.errors import UserError
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-_NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+_NOT_WRITABLE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+    *(errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+}
 
 
 def hvd_home() -> Path:

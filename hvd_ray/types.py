@@ -22,6 +22,10 @@ Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort"]
 
 MAX_TOP_LOGPROBS = 20
+MAX_COUNT = 2**31 - 1
+"""Counts are kept as int32 on disk."""
+MIN_TEMPERATURE = 1e-5
+"""Below it the arg max is all that is left, and dividing by it overflows: ask for 0."""
 
 
 class Source(StrEnum):
@@ -149,21 +153,26 @@ class SamplingParams:
     """How many of the most likely tokens to report beside each emitted one; None: no logprobs."""
 
     def __post_init__(self) -> None:
-        _require(
-            _is_number(self.temperature) and self.temperature >= 0, "temperature", ">= 0", self
+        warm = _is_number(self.temperature) and (
+            self.temperature == 0 or self.temperature >= MIN_TEMPERATURE
         )
-        _require(_is_int(self.top_k) and self.top_k >= -1, "top_k", ">= -1", self)
+        _require(warm, "temperature", f"0 or >= {MIN_TEMPERATURE:g}", self)
+        _require(_is_count(self.top_k, least=-1), "top_k", f"in -1..{MAX_COUNT}", self)
         _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", "in (0, 1]", self)
         _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", "in [0, 1]", self)
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(_is_number(value) and -2 <= value <= 2, name, "in [-2, 2]", self)
         penalty = self.repetition_penalty
-        _require(_is_number(penalty) and penalty > 0, "repetition_penalty", "> 0", self)
-        _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", ">= 1", self)
+        bounded = _is_number(penalty) and 0.01 <= penalty <= 100
+        _require(bounded, "repetition_penalty", "in [0.01, 100]", self)
+        _require(_is_count(self.max_tokens, least=1), "max_tokens", f"in 1..{MAX_COUNT}", self)
         allowed = _is_int(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens
         _require(allowed, "min_tokens", "in 0..max_tokens", self)
-        stops_are_text = all(isinstance(s, str) and s for s in self.stop)
+        given: object = self.stop  # a lone string would pass as a sequence of letters
+        stops_are_text = isinstance(given, tuple | list) and all(
+            isinstance(s, str) and s for s in given
+        )
         _require(stops_are_text, "stop", "a list of non-empty strings", self)
         ids_are_ints = all(_is_int(token) and token >= 0 for token in self.stop_token_ids)
         _require(ids_are_ints, "stop_token_ids", "a list of token ids", self)
@@ -203,6 +212,10 @@ def _is_number(value: object) -> bool:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_count(value: object, *, least: int) -> bool:
+    return _is_int(value) and least <= value <= MAX_COUNT  # type: ignore[operator]
 
 
 def _is_logprob_count(value: object) -> bool:

@@ -32,6 +32,7 @@ def calibrate(
 ) -> None:
     """Measure what a cycle costs here, for `hvd_cost`. Let nothing else run meanwhile."""
     from hvd_ray.bench.costs import costs_path, measure_costs
+    from hvd_ray.bench.result import check_writable
     from hvd_ray.commands.traces_progress import shown_progress
     from hvd_ray.config import load_config
     from hvd_ray.payoff.cost_file import write_costs
@@ -39,6 +40,8 @@ def calibrate(
 
     if repeats < 1:
         raise UserError(f"--repeats must be 1 or more, got {repeats}")
+    if out is not None:
+        check_writable(out)
     config = load_config(None, settings or ())
     with shown_progress("repeats") as progress:
         progress.stage(f"loading {config.model} ({config.dtype})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hvd_ray.commands.arguments import places, sorted_out
 from hvd_ray.commands.traces_import import IMPORT_EXAMPLE, import_logs
-from hvd_ray.errors import UserError
-
-_SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 
 COLLECT_EXAMPLE = (
     "Example: `hvd traces collect --prompts mine.jsonl --out traces --policy suffix "
@@ -84,8 +81,8 @@ def collect(
     from hvd_ray.pipelines.collect import CollectOptions
     from hvd_ray.pipelines.collect import collect as run
 
-    names, settings = _sorted_out(more or ())
-    files, named = _places(names, prompts or (), workloads)
+    names, settings = sorted_out(more or ())
+    files, named = places(names, prompts=prompts or (), workloads=workloads)
     given = {"model": model, "dtype": dtype}
     settings += [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     options = CollectOptions(
@@ -150,29 +147,6 @@ def label(
     with shown_progress("positions") as progress:
         result = run(options, loaded, progress=progress)
     _answer(result, _labelled_lines(result), as_json=as_json)
-
-
-def _sorted_out(more: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Positional words: files or workload names, and settings."""
-    settings = [word for word in more if _SETTING.match(word) and not Path(word).exists()]
-    return [word for word in more if word not in settings], settings
-
-
-def _places(
-    names: Sequence[str], prompts: Sequence[Path], workloads: str | None
-) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Prompt files and workloads; further words belong to whichever option was given."""
-    files = tuple(prompts)
-    named = tuple(name.strip() for name in (workloads or "").split(",") if name.strip())
-    if names and files:
-        return (*files, *map(Path, names)), named
-    if names and named:
-        return files, (*named, *names)
-    if names:
-        raise UserError(
-            f"{names[0]!r} is no setting: expected key=value, or --prompts or --workloads before it"
-        )
-    return files, named
 
 
 def _answer(result: dict[str, Any], lines: Sequence[str], *, as_json: bool) -> None:

@@ -120,18 +120,19 @@ class TorchEngine:
             UserError: the model cannot be loaded.
             NotSupportedError: its cache cannot be rolled back.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from safetensors import SafetensorError
+        from transformers import AutoModelForCausalLM
 
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        _refuse_unless_croppable(read_model_config(path))
         try:
-            _refuse_unless_croppable(AutoConfig.from_pretrained(str(path)))
-            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=_DTYPES[dtype])
-        except (OSError, ValueError, RuntimeError) as error:
-            if isinstance(error, UserError):
-                raise
-            first_line = str(error).strip().splitlines()[0]
-            raise UserError(f"model {path}: cannot be loaded ({first_line})") from None
+            model, found = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=_DTYPES[dtype], output_loading_info=True
+            )
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"model {path}: cannot be loaded ({_first_line(error)})") from None
+        _refuse_incomplete(path, found)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return cls.from_model(model.to(device), hidden_layers=hidden_layers)
 
@@ -195,6 +196,37 @@ class TorchEngine:
     def truncate(self, cache: KVCache, length: int) -> None:
         assert isinstance(cache, TorchCache)
         cache.truncate(length)
+
+
+def read_model_config(path: str | Path) -> PretrainedConfig:
+    """A model's configuration.
+
+    Raises:
+        UserError: it cannot be read or does not describe a model.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(path))
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise UserError(
+            f"model {path}: its config.json cannot be used ({_first_line(error)})"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _refuse_incomplete(path: str | Path, found: dict[str, Any]) -> None:
+    """transformers fills weights that a checkpoint lacks with random numbers and goes on."""
+    lacking = sorted(str(key) for key in [*found["missing_keys"], *found["mismatched_keys"]])
+    if lacking:
+        raise UserError(
+            f"model {path}: {len(lacking)} weights are missing or of another shape, the first "
+            f"{lacking[0]}; its files do not belong together, fetch or copy it again"
+        )
 
 
 def _refuse_unless_croppable(config: PretrainedConfig) -> None:

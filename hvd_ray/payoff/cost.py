@@ -67,6 +67,10 @@ class RowCosts:
                 f"cost table: times must be above 0 and never fall, got {self.verify_ms}"
             )
 
+        for source, added_ms in [*self.draft_ms.items(), *self.draft_token_ms.items()]:
+            if not (np.isfinite(added_ms) and added_ms >= 0):
+                raise UserError(f"cost table: drafting by {source} costs {added_ms}, expected >= 0")
+
     def cost_ms(self, source: Source, rows: int) -> float:
         drafting = self.draft_ms.get(source, 0.0)
         drafting += self.draft_token_ms.get(source, 0.0) * (rows - 1)

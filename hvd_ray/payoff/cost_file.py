@@ -74,7 +74,7 @@ def read_costs(path: Path, *, key: CostKey | None = None) -> CostFile:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no cost table at {path}; {MEASURE}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cost table {path}: cannot be read ({error}); {MEASURE}") from None
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != FORMAT_VERSION:
@@ -85,6 +85,8 @@ def read_costs(path: Path, *, key: CostKey | None = None) -> CostFile:
     try:
         costs = CostFile.model_validate(raw)
         costs.table()
+    except UserError as error:
+        raise UserError(f"{path}: {error}; {MEASURE}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -183,7 +183,7 @@ def read_card(folder: Path) -> PredictorCard:
             f"{folder}: holds no payoff predictor ({CARD_FILE} is missing); give a folder written "
             "by `hvd train`"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"predictor {path}: cannot be read ({error}); {TRAIN_AGAIN}") from None
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != FORMAT_VERSION:

@@ -128,13 +128,11 @@ def open_target(config: Config) -> tuple[TextCodec, TargetFacts]:
     Raises:
         UserError: the model cannot be found, or its configuration not be read.
     """
-    from transformers import AutoConfig
-
-    from hvd_ray.engines.torch_engine import quiet_libraries
+    from hvd_ray.engines.torch_engine import quiet_libraries, read_model_config
 
     quiet_libraries()
     model = resolve_model(config.model)
-    limits = AutoConfig.from_pretrained(model.path_or_id).get_text_config()
+    limits = read_model_config(model.path_or_id).get_text_config()
     capabilities = EngineCapabilities(
         name="torch",
         vocab_size=limits.vocab_size,

@@ -243,7 +243,8 @@ def summarise(out: Path, shards: Sequence[CollectShard]) -> CollectSummary:
         for part in parts
     )
     planned = sorted(trace.trace_id for part in parts for trace in part.traces)
-    assert sorted(rows["trace_id"].to_pylist()) == planned, f"{out} lacks traces or repeats some"
+    if sorted(rows["trace_id"].to_pylist()) != planned:
+        raise UserError(f"{out}: its parts lack traces or repeat some; start with a new folder")
     errors = sorted(rows["error"].drop_null().to_pylist())
     return CollectSummary(
         traces=len(planned),

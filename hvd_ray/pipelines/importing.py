@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
 from hvd_ray.traces.schema import TRACES_SCHEMA
+from hvd_ray.traces.store import read_footer
 from hvd_ray.traces.transcripts import ImportedTrace, TranscriptImporter, traces_table
 from hvd_ray.traces.transcripts_files import LogRow
 from hvd_ray.traces.transcripts_plan import ImportPart, LogSource
@@ -86,7 +87,7 @@ def summarise(out: Path, parts: Sequence[ImportPart]) -> tuple[ImportSummary, li
     totals: Counter[str] = Counter()
     bad_rows: list[str] = []
     for part in parts:
-        metadata = pq.read_metadata(part.traces_file(out)).metadata
+        metadata = read_footer(part.traces_file(out)).metadata
         for key, value in metadata.items():
             if key.startswith(_COUNT_KEY):
                 totals[key.removeprefix(_COUNT_KEY).decode()] += int(value)

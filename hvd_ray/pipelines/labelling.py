@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from hvd_ray.config import SuffixConfig
 from hvd_ray.errors import UserError
 from hvd_ray.pipelines.shards import Report
 from hvd_ray.traces.label import FeatureWriter, ShardLabels, label_shard, shard_of
 from hvd_ray.traces.schema import TRACES_SCHEMA, Trace
-from hvd_ray.traces.store import parts_of, read_table, read_trace_part, write_table
+from hvd_ray.traces.store import (
+    parts_of,
+    read_footer,
+    read_table,
+    read_trace_part,
+    write_table,
+)
 
 NUM_SHARDS = 4
 """A replica's cache holds what a shard's does, so few and full ones are closest to serving."""
@@ -151,7 +156,7 @@ def summarise(out: Path, plan: LabelPlan) -> LabelSummary:
     """Add up the parts on disk, from their footers."""
     totals: Counter[str] = Counter()
     for shard in plan.shards:
-        footer = pq.read_metadata(shard.labels_file(out))
+        footer = read_footer(shard.labels_file(out))
         totals["positions"] += footer.num_rows
         for key, value in footer.metadata.items():
             if key.startswith(_COUNT_KEY):

@@ -98,7 +98,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read as JSON ({error})") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("settings"), dict):
         raise UserError(f"{file}: is no manifest of hvd; choose another --out")

@@ -122,8 +122,27 @@ def read_table(path: Path, table: TableName, schema: Any, *, columns: Sequence[s
 
 
 def num_rows(path: Path) -> int:
-    """Rows of a part, from its footer alone."""
-    return int(pq.read_metadata(path).num_rows)
+    """Rows of a part, from its footer alone.
+
+    Raises:
+        UserError: the file is absent or broken.
+    """
+    return int(read_footer(path).num_rows)
+
+
+def read_footer(path: Path) -> Any:
+    """A part's Parquet metadata.
+
+    Raises:
+        UserError: the file is absent or broken.
+    """
+    try:
+        return pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        cause = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"{path}: no readable Parquet file ({cause}); remove it and run again"
+        ) from None
 
 
 def _check_schema(path: Path, found: Any, table: TableName, expected: Any) -> None:

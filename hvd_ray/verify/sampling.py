@@ -74,11 +74,14 @@ class RowDistribution:
         A temperature of zero gives a one-hot distribution at the arg max.
         """
         logits_V = self.logits(logits_V, output_ids)
+        if not bool(torch.isfinite(logits_V).any()):
+            raise UserError("sampling: stop tokens and biases leave no token that may come next")
         if self.sampling.is_greedy:
             one_hot_V = torch.zeros_like(logits_V, dtype=torch.float64)
             one_hot_V[int(logits_V.argmax())] = 1.0
             return one_hot_V
-        probs_V = torch.softmax(logits_V.double() / self.sampling.temperature, dim=-1)
+        scaled_V = (logits_V.double() - logits_V.max()) / self.sampling.temperature
+        probs_V = torch.softmax(scaled_V, dim=-1)
         probs_V = self._truncate(probs_V)
         return probs_V / probs_V.sum()
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_ray.engines.toy import ToyEngine
+from hvd_ray.errors import UserError
 from hvd_ray.types import Completion, Request, SamplingParams, Source
 from tests.property.toy_requests import HEADLESS_SYSTEMS, decoder, engines, requests, systems
 
@@ -96,3 +97,23 @@ def test_the_comparison_is_not_vacuous(system: str) -> None:
     request = Request("r", (1,), SamplingParams(max_tokens=60, ignore_eos=True))
     warm.generate(request)
     assert warm.generate(request).emitted_per_pass > 1.3
+
+
+def test_a_step_after_the_end_is_refused_and_closing_twice_is_harmless() -> None:
+    engine = ToyEngine()
+    tried = decoder("suffix", engine)
+    generation = tried.start(Request("r", (1, 2), SamplingParams(max_tokens=1)))
+    tried.step(generation)
+    with pytest.raises(ValueError, match="has ended"):
+        tried.step(generation)
+    tried.close(generation)
+    tried.close(generation)
+
+
+def test_forbidding_every_token_is_refused() -> None:
+    engine = ToyEngine(vocab_size=6)
+    sampling = SamplingParams(
+        temperature=1.0, max_tokens=4, min_tokens=4, stop_token_ids=tuple(range(6)), seed=1
+    )
+    with pytest.raises(UserError, match="leave no token"):
+        decoder("suffix", engine).generate(Request("r", (1, 2), sampling))

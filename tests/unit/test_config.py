@@ -29,6 +29,11 @@ def test_file_then_overrides(tmp_path: Path) -> None:
         ("nonsense", "expected key=value"),
         ("=3", "expected key=value"),
         ("policy=[", "not a value"),
+        ("seed=2026-13-45", "not a value"),
+        ("seed=!!int foo", "not a value"),
+        ("seed=" + "[" * 5000, "not a value"),
+        ("seed=99999999999999999999", "seed"),
+        ("num_threads=99999999999", "num_threads"),
     ],
 )
 def test_bad_settings_are_named(override: str, message: str) -> None:

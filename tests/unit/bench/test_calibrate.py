@@ -52,6 +52,8 @@ def test_a_table_comes_back_and_prices_what_the_model_drafter_adds(tmp_path):
         ({"verify_ms": [10.0, 9.0]}, "never fall"),
         ({"rows": [1, "x"]}, r"rows\.1"),
         ({"unknown": 1}, "unknown"),
+        ({"draft_ms": {"suffix": -5}}, "suffix costs -5"),
+        ({"draft_token_ms": {"eagle3": float("nan")}}, "eagle3 costs nan"),
     ],
 )
 def test_a_damaged_table_is_one_clear_line(tmp_path, changes, message):

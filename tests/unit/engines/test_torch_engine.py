@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +115,7 @@ def test_a_sliding_window_model_is_refused_by_name() -> None:
 
 
 def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be loaded") as caught:
+    with pytest.raises(UserError, match="cannot be used") as caught:
         TorchEngine.load(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -134,3 +136,38 @@ def test_codec_flushes_half_a_character(tiny_llama_path: Path) -> None:
     stream = codec.stream()
     text = "".join(stream.push(token) for token in token_ids) + stream.flush()
     assert text == codec.decode(token_ids)
+
+
+def damaged(tiny_llama_path: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny_llama_path, folder)
+    return folder
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tiny_llama_path: Path, tmp_path: Path) -> None:
+    """transformers would fill them with random numbers, and nothing would look broken."""
+    folder = damaged(tiny_llama_path, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] += 1
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"weights are missing.*layers\.2"):
+        TorchEngine.load(folder, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("model.safetensors", "garbage"),
+        ("config.json", '{"model_type": "nope"}'),
+        ("config.json", '{"model_type": "llama", "hidden_size": "x"}'),
+        ("config.json", "{"),
+    ],
+)
+def test_a_damaged_folder_is_one_clear_line(
+    tiny_llama_path: Path, tmp_path: Path, file: str, text: str
+) -> None:
+    folder = damaged(tiny_llama_path, tmp_path)
+    (folder / file).write_text(text)
+    with pytest.raises(UserError, match="cannot be") as caught:
+        TorchEngine.load(folder)
+    assert "\n" not in str(caught.value)
