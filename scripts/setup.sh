@@ -103,7 +103,10 @@ install_packages() {
     tail -n 15 "$log" >&2
     fail "pip could not install $lock (see above); run it again, it goes on from here"
   fi
-  .venv/bin/pip install --quiet --no-deps --no-build-isolation --editable . ||
+  # compat: a plain path entry. The default finder loses against any folder named hvd_ray in the
+  # current one, such as the checkout itself seen from its parent.
+  .venv/bin/pip install --quiet --no-deps --no-build-isolation \
+    --config-settings editable_mode=compat --editable . ||
     fail "pip could not install hvd_ray itself (see above)"
 }
 

@@ -28,7 +28,7 @@ def report(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Put the tables between <!-- bench:begin --> and <!-- bench:end --> there.",
+            help="Put the tables between the comments `bench:begin` and `bench:end` there.",
         ),
     ] = None,
     as_json: Annotated[

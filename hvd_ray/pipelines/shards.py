@@ -6,6 +6,7 @@ rows themselves, part by part, so nothing of weight travels and a kill loses one
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import warnings
@@ -193,8 +194,9 @@ def _clear_failures(ray: Any) -> Iterator[None]:
                 raise UserError(str(cause)) from None
             if isinstance(cause, ray.exceptions.RayActorError | ray.exceptions.OutOfMemoryError):
                 raise UserError(
-                    "a worker died, perhaps for want of memory; what is finished is kept: repeat "
-                    f"the command to go on, with fewer --workers ({_first_line(cause)})"
+                    "a worker died, which want of memory can cause; what is finished is kept: "
+                    "repeat the command to go on, if need be with fewer --workers "
+                    f"({_last_words(cause)})"
                 ) from None
         raise
 
@@ -212,5 +214,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         waiting += [getattr(current, "cause", None), current.__cause__, current.__context__]
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _last_words(error: BaseException) -> str:
+    """The last line: Ray puts the worker's own exception there, under its traceback."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
