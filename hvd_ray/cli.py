@@ -1,8 +1,10 @@
 """`hvd`: puts the commands together and turns a user's mistake into one line and exit code 2."""
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
@@ -28,6 +30,8 @@ COMMAND_MODULES = (
     "demo",
 )
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run `hvd` and exit: 0 done, 1 a check failed, 2 a user's mistake, 130 interrupted.
@@ -35,6 +39,8 @@ def main(args: Sequence[str] | None = None) -> None:
     Anything that is neither a `UserError` nor wrong usage is a fault of ours and keeps its
     traceback.
     """
+    if isinstance(sys.stdout, TextIOWrapper):  # a path need not be text; never die of showing it
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = get_command(build_app()).main(args=args, prog_name="hvd", standalone_mode=False)
     except UserError as error:
@@ -47,7 +53,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    print(f"hvd: error: {' '.join(message.split())}", file=sys.stderr)
+    line = _CONTROL.sub("?", " ".join(message.split()))  # a path may hold terminal commands
+    print(f"hvd: error: {line}", file=sys.stderr)
     sys.exit(2)
 
 
