@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -35,7 +36,9 @@ def page(result: Result) -> str:
             "One line a trial, from its settings to its replayed speed on the validation "
             "sessions. Dark is fast; orange is the best. A line that dips below an axis belongs "
             "to a trial whose policy has no such setting.",
-            parallel_coordinates(result["trials"], best=best["trial"], unit=unit),
+            parallel_coordinates(
+                result["trials"], best=best["trial"], unit=unit, log_names=_log_names(result)
+            ),
         ),
         _section(
             "Tau against speed",
@@ -58,6 +61,12 @@ def page(result: Result) -> str:
     )
 
 
+def _log_names(result: Result) -> list[str]:
+    """The knobs of the sweep that were searched by their logarithm."""
+    space = result["sweep"]["space"]
+    return [name for name, knob in space.items() if isinstance(knob, dict) and "log" in knob]
+
+
 def _section(heading: str, caption: str, body: str) -> str:
     words = f"<p>{escape(caption)}</p>" if caption else ""
     return f"<section><h2>{escape(heading)}</h2>{words}{body}</section>"
@@ -67,7 +76,8 @@ def _tiles(result: Result) -> str:
     best, whole, unit = result["best"], result["test"][0], result["unit"]
     speeds, ratio = whole["speeds"], whole["gap"]["ratio"]
     rows = result["trials"]
-    ended = [f"{sum(row['status'] == s for row in rows)} {s}" for s in _STATUSES]
+    counts = Counter(row["status"] for row in rows)
+    ended = [f"{counts[status]} {status}" for status in _STATUSES if counts[status]]
     tiles = (
         (f"{short(speeds[BEST])} {unit}", "best trial, test sessions"),
         (f"{ratio:.2f}x {_interval(whole['gap'])}", f"over {FIXED.replace('_', ' = ')}"),
@@ -228,7 +238,7 @@ svg { display: block; font-family: inherit; }
 .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(250px, 1fr));
   gap: 8px; margin-top: 12px; }
 .tiles { display: flex; flex-wrap: wrap; gap: 12px; margin-bottom: 12px; }
-.tile { border: 1px solid #d9e2ec; border-radius: 8px; padding: 10px 14px; min-width: 150px; }
+.tile { border: 1px solid #d9e2ec; border-radius: 8px; padding: 10px 14px; min-width: 140px; }
 .tile b { display: block; font-size: 19px; } .tile span { color: #616e7c; font-size: 13px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 12.5px; margin-top: 8px; width: 100%; }

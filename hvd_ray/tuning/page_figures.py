@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -49,10 +49,19 @@ _TOP, _BOTTOM = 46.0, 300.0
 _ABSENT_Y = _BOTTOM + 26.0
 
 
-def parallel_coordinates(trials: Sequence[Trial], *, best: str, unit: str) -> str:
-    """One line a trial through its settings to its speed; dark is fast, the best stands out."""
+def parallel_coordinates(
+    trials: Sequence[Trial], *, best: str, unit: str, log_names: Collection[str] = ()
+) -> str:
+    """One line a trial through its settings to its speed; dark is fast, the best stands out.
+
+    Args:
+        trials: rows of `sweep.json`; those without a speed are left out.
+        best: names the best trial.
+        unit: of the speed.
+        log_names: settings that were searched by their logarithm.
+    """
     shown = sorted((t for t in trials if t["metrics"]), key=lambda t: float(t["metrics"][SPEED]))
-    axes = [*_setting_axes(shown), _speed_axis(shown, unit)]
+    axes = [*_setting_axes(shown, log_names), _speed_axis(shown, unit)]
     xs = Scale(0, max(1, len(axes) - 1), 70, WIDTH - 90)
     lines = []
     for rank, trial in enumerate(shown):
@@ -64,18 +73,18 @@ def parallel_coordinates(trials: Sequence[Trial], *, best: str, unit: str) -> st
     return svg(WIDTH, _ABSENT_Y + 14, *backs, *lines, *fronts, label=label)
 
 
-def _setting_axes(trials: Sequence[Trial]) -> list[_Axis]:
+def _setting_axes(trials: Sequence[Trial], log_names: Collection[str]) -> list[_Axis]:
     """An axis for each setting that differs between trials."""
     names = dict.fromkeys(name for trial in trials for name in trial["params"])
     axes = []
     for name in names:
         values = {t["params"][name] for t in trials if name in t["params"]}
         if len(values) > 1 or any(name not in t["params"] for t in trials):
-            axes.append(_setting_axis(name, values))
+            axes.append(_setting_axis(name, values, is_log=name in log_names))
     return axes
 
 
-def _setting_axis(name: str, values: set[Any]) -> _Axis:
+def _setting_axis(name: str, values: set[Any], *, is_log: bool) -> _Axis:
     is_number = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     is_whole = all(isinstance(v, int) for v in values)
     if not is_number or (is_whole and len(values) <= _FEW):
@@ -91,7 +100,6 @@ def _setting_axis(name: str, values: set[Any]) -> _Axis:
             return _ABSENT_Y if y is None else y + spread * _share(trial["number"])
 
         return _Axis(name, spread_place, labels)
-    is_log = min(values) > 0 and max(values) / min(values) > 8
     scale = Scale.over(sorted(values), start=_BOTTOM, end=_TOP, is_log=is_log)
     labels = [(scale(tick), tick_label(tick)) for tick in scale.ticks()]
     return _Axis(

@@ -49,6 +49,7 @@ RESULT: dict[str, Any] = {
     "provenance": {"commit": "abc", "command": "hvd tune", "costs": "pass", "seed": 42},
     "unit": "tokens/s",
     "model": "toy",
+    "sweep": {"space": {"learning_rate": {"log": [0.001, 0.004]}, "cost": {}, "depth": 2}},
     "trials": [
         trial(1, 41.0, tau=6.0),
         trial(2, 50.0, policy="hvd_cost"),
@@ -115,6 +116,19 @@ def test_a_setting_that_never_differs_has_no_axis() -> None:
     words = Elements(parallel_coordinates(RESULT["trials"], best="id2", unit="tokens/s")).words
     assert "depth" not in words.replace("depth 2", "")
     assert "learning_rate" in words
+
+
+def test_a_knob_searched_by_its_logarithm_is_drawn_so() -> None:
+    trials = [trial(n, 9.0, learning_rate=rate) for n, rate in ((1, 1e-3), (2, 1e-2), (3, 1e-1))]
+    heights = {}
+    for names in ((), ("learning_rate",)):
+        figure = parallel_coordinates(trials, best="id1", unit="t", log_names=names)
+        paths = [a["d"] or "" for _, a in Elements(figure).found if a.get("class") == "trial"]
+        heights[names] = sorted(float(path.split()[1]) for path in (p.split("L")[0] for p in paths))
+    top, middle, bottom = heights[("learning_rate",)]
+    assert middle - top == pytest.approx(bottom - middle, abs=0.2)
+    top, middle, bottom = heights[()]
+    assert middle - top > 5 * (bottom - middle)
 
 
 def test_one_trial_alone_can_be_drawn() -> None:
