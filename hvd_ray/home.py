@@ -17,7 +17,7 @@ from hvd_ray.errors import UserError
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NOT_WRITABLE = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
-    *(errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
 }
 
 

@@ -123,7 +123,10 @@ def test_the_prompts_own_sampling_stands_over_the_runs() -> None:
         ({"prompt": "a", "sampling": {"temperature": "hot"}}, "must be a number, got 'hot'"),
         ({"prompt": "a", "sampling": {"temperature": True}}, "must be a number, got True"),
         ({"prompt": "a", "sampling": {"temperature": None}}, "must be a number, got null"),
-        ({"prompt": "a", "sampling": {"temperature": -1}}, "temperature must be >= 0, got -1"),
+        (
+            {"prompt": "a", "sampling": {"temperature": -1}},
+            "temperature must be 0 or >= 1e-05, got -1",
+        ),
         ({"prompt": "a", "sampling": {"temperature": 10**400}}, "must be a number"),
         ({"prompt": "a", "sampling": {"top_p": 0}}, "top_p must be in"),
         ({"prompt": "a", "sampling": {"seed": 1.5}}, "seed must be an integer"),

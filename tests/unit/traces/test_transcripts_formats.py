@@ -364,7 +364,7 @@ GOOD = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         (
             REQUEST | {"request": REQUEST["request"] | {"temperature": -1}},
             "requests",
-            "request: sampling: temperature must be >= 0",
+            "request: sampling: temperature must be 0 or >= 1e-05",
         ),
         ({"conversations": [{"from": "x", "value": ""}]}, "sharegpt", "conversations.0..role must"),
         ({"trajectory": 3}, "swe-agent", "trajectory must be a list of steps"),
