@@ -45,7 +45,7 @@ class FoundParts:
         facts: dict[str, Any] = dict(self.payoff.facts) if self.payoff else {}
         if self.costs is not None:
             facts["costs"] = self.costs.model_dump(mode="json", exclude={"provenance"})
-        facts["eagle3_head"] = str(self.head) if self.head else None
+        facts["eagle3_head"] = "/".join(self.head.parts[-2:]) if self.head else None
         return facts
 
     def load(self, engine: Engine, codec: TextCodec, config: Config) -> tuple[Parts, Engine]:
