@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hvd_ray.types import Draft, Source, TokenBuffer
+from hvd_ray.types import Draft, Step, TokenBuffer
 
 HISTORY_LENGTH = 16
 NUM_RECENT_CYCLES = 64
@@ -29,16 +29,6 @@ class DraftOutcome:
     def is_exhausted(self) -> bool:
         """The whole draft agreed; it might have agreed for longer."""
         return self.accepted_len == self.draft_len
-
-
-@dataclass(frozen=True, slots=True)
-class CycleOutcome:
-    """What one cycle verified and brought."""
-
-    source: Source
-    drafted: int
-    accepted: int
-    emitted: int
 
 
 @dataclass(slots=True)
@@ -60,7 +50,7 @@ class DraftHistory:
         self.outcomes: deque[DraftOutcome] = deque(maxlen=HISTORY_LENGTH)
         self.selections: deque[bool] = deque(maxlen=HISTORY_LENGTH)
         """Whether the cache draft was chosen, for each cycle that had one to choose."""
-        self.cycles: deque[CycleOutcome] = deque(maxlen=NUM_RECENT_CYCLES)
+        self.cycles: deque[Step] = deque(maxlen=NUM_RECENT_CYCLES)
         """The latest cycles of this request, oldest first."""
         self.num_since_mismatch = 0
         """Committed tokens since a noted draft last differed from the target."""

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from hvd_ray.context import CycleOutcome, DecodeContext
+from hvd_ray.context import DecodeContext
 from hvd_ray.drafting.base import Drafter
 from hvd_ray.ending import Ending, Trimmed
 from hvd_ray.engines.base import Engine
@@ -198,13 +198,11 @@ class Decoder:
         trimmed: Trimmed,
     ) -> None:
         """Tell history and drafters what was committed, and nothing else."""
-        history, emitted = generation.context.history, len(trimmed.token_ids)
+        history = generation.context.history
         is_selected = draft.source == candidates.cache.source and len(draft) > 0
         payoff = decision.predicted_payoff
         history.note(candidates.cache, is_selected=is_selected, predicted=payoff)
         history.advance(trimmed.token_ids)
-        accepted = min(verdict.accepted, emitted)
-        history.cycles.append(CycleOutcome(draft.source, len(draft), accepted, emitted))
         for drafter in self._drafters():
             drafter.observe(generation.request.request_id, trimmed.token_ids, verdict.hidden)
 
@@ -218,25 +216,26 @@ class Decoder:
         trimmed: Trimmed,
         draft_us: float,
     ) -> None:
+        """The cycle in the request's steps, and in what its policy remembers of it."""
         emitted = len(trimmed.token_ids)
-        generation.steps.append(
-            Step(
-                cycle=len(generation.steps),
-                position=generation.context.num_generated - emitted,
-                source=draft.source if draft.token_ids else Source.NONE,
-                drafted=len(draft),
-                accepted=min(verdict.accepted, emitted),
-                emitted=emitted,
-                match_len=candidates.cache.match_len,
-                score=candidates.cache.score,
-                cache_draft_len=len(candidates.cache),
-                predicted_payoff=decision.predicted_payoff,
-                tau=decision.tau,
-                draft_us=draft_us,
-                verify_us=verdict.verify_us,
-                reason=decision.reason,
-            )
+        step = Step(
+            cycle=len(generation.steps),
+            position=generation.context.num_generated - emitted,
+            source=draft.source if draft.token_ids else Source.NONE,
+            drafted=len(draft),
+            accepted=min(verdict.accepted, emitted),
+            emitted=emitted,
+            match_len=candidates.cache.match_len,
+            score=candidates.cache.score,
+            cache_draft_len=len(candidates.cache),
+            predicted_payoff=decision.predicted_payoff,
+            tau=decision.tau,
+            draft_us=draft_us,
+            verify_us=verdict.verify_us,
+            reason=decision.reason,
         )
+        generation.steps.append(step)
+        generation.context.history.cycles.append(step)
 
     # -- admission -------------------------------------------------------------------------
 

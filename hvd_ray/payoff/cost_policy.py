@@ -14,10 +14,10 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from hvd_ray.context import CycleOutcome, DecodeContext, DraftOutcome
+from hvd_ray.context import DecodeContext, DraftOutcome
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.policy import Candidates
-from hvd_ray.types import Decision, Draft, Float32Array, Source
+from hvd_ray.types import Decision, Draft, Float32Array, Source, Step
 
 # Shapes: K draft length, R rows of a target pass.
 
@@ -104,14 +104,14 @@ class CostPolicy:
         expected_K: np.ndarray = np.cumsum(np.cumprod(chances))
         return expected_K
 
-    def _chance(self, cycles: list[CycleOutcome], index: int) -> float:
+    def _chance(self, cycles: list[Step], index: int) -> float:
         """P(draft token `index` accepted | those before it were), recent cycles over the prior."""
         prior = self.model_acceptance[min(index, len(self.model_acceptance) - 1)]
         tried = [cycle for cycle in cycles if cycle.drafted > index and cycle.accepted >= index]
         hits = sum(cycle.accepted > index for cycle in tried)
         return (prior * _PRIOR_CYCLES + hits) / (_PRIOR_CYCLES + len(tried))
 
-    def _rate(self, cycles: Iterable[CycleOutcome]) -> float:
+    def _rate(self, cycles: Iterable[Step]) -> float:
         """Tokens per millisecond over the recent cycles, with a few plain ones as the prior."""
         emitted = float(_PRIOR_CYCLES)
         spent_ms = _PRIOR_CYCLES * float(self._cost(Source.NONE)[1])

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hvd_ray.context import CycleOutcome
 from hvd_ray.drafting.base import Drafter
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.features import HIGH_PAYOFF
@@ -132,9 +131,7 @@ def replay(
             history, predicted = walk.context.history, decision.predicted_payoff
             history.note(cache, is_selected=is_selected, predicted=predicted)
             walk.commit(output[position : position + step.emitted])
-            history.cycles.append(
-                CycleOutcome(step.source, step.drafted, step.accepted, step.emitted)
-            )
+            history.cycles.append(step)
     return Replay(trace.trace_id, tuple(steps), tuple(payoffs), _cost_ms(steps, costs))
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_ray.context import CycleOutcome, DecodeContext, DraftOutcome
+from hvd_ray.context import DecodeContext, DraftOutcome
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.payoff.cost_policy import CostPolicy
 from hvd_ray.payoff.policy import Candidates
-from hvd_ray.types import NO_DRAFT, Draft, Float32Array, Source, TokenBuffer
+from hvd_ray.types import NO_DRAFT, Draft, Float32Array, Source, Step, TokenBuffer
 
 FLAT = RowCosts((1, 64), (10.0, 10.0001))
 STEEP = RowCosts((1, 2), (10.0, 20.0))
@@ -24,6 +24,10 @@ class CurveEstimator:
 
     def survival(self, draft: Draft, context: DecodeContext) -> Float32Array:  # noqa: ARG002
         return self._survival_K[: len(draft)]
+
+
+def cycle(source: Source, drafted: int, accepted: int, emitted: int) -> Step:
+    return Step(0, 0, source, drafted, accepted, emitted)
 
 
 def context() -> DecodeContext:
@@ -58,7 +62,7 @@ def test_the_rate_being_reached_raises_the_bar() -> None:
     costs = RowCosts((1, 2), (10.0, 13.0))
     slow, fast = context(), context()
     for _ in range(60):
-        fast.history.cycles.append(CycleOutcome(Source.SUFFIX, 1, 1, 6))
+        fast.history.cycles.append(cycle(Source.SUFFIX, 1, 1, 6))
     policy = CostPolicy(CurveEstimator(0.4), costs)
     assert policy.decide(cache_of(1), slow).source is Source.SUFFIX
     assert policy.decide(cache_of(1), fast).source is Source.NONE
@@ -78,7 +82,7 @@ def test_the_model_drafter_fades_as_it_fails_and_not_at_once() -> None:
     state, candidates = context(), Candidates(NO_DRAFT, Source.EAGLE3, 4)
     declined_after = 0
     while policy.decide(candidates, state).source is Source.EAGLE3:
-        state.history.cycles.append(CycleOutcome(Source.EAGLE3, 4, 0, 1))
+        state.history.cycles.append(cycle(Source.EAGLE3, 4, 0, 1))
         declined_after += 1
         assert declined_after < 64
     assert declined_after > 2
@@ -124,7 +128,7 @@ def test_decisions_stay_in_bounds_and_repeat(
     state = context()
     for drafted, accepted in cycles:
         accepted = min(drafted, accepted)
-        state.history.cycles.append(CycleOutcome(Source.SUFFIX, drafted, accepted, accepted + 1))
+        state.history.cycles.append(cycle(Source.SUFFIX, drafted, accepted, accepted + 1))
     draft = Draft(Source.SUFFIX, tuple(range(len(chances))))
     candidates = Candidates(draft, Source.EAGLE3, model_limit)
     decision = policy.decide(candidates, state)
