@@ -55,7 +55,7 @@ class Eagle3Config(_Section):
 
     head: str | None = None
     """A head's folder; None: the one that ships for the target, if one does."""
-    num_tokens: Positive = 4
+    num_tokens: Annotated[int, Field(ge=1, le=64)] = 4
     """Length of a chain."""
     is_sampled: bool = False
     """Sample drafts of requests with a temperature, instead of taking the head's arg max."""

@@ -65,8 +65,9 @@ class CostPolicy:
         best_value = self._value(1.0, self._cost(Source.NONE)[1], rate)
         payoff = None
         if candidates.cache.token_ids:
-            expected_K = self._expected_of_cache(candidates.cache, context)
-            payoff = float(expected_K[-1])
+            predicted_K = self._predicted_of_cache(candidates.cache, context)
+            payoff = float(predicted_K[-1])
+            expected_K = predicted_K * _correction(context.history.outcomes)
             length, value = self._best_length(candidates.cache.source, expected_K, rate)
             if value > best_value:
                 best = Decision(candidates.cache.source, length, reason=f"cache pays to {length}")
@@ -91,11 +92,14 @@ class CostPolicy:
         """What a cycle is worth, in tokens (`rate`) or in tokens per millisecond (`cycle`)."""
         return emitted - rate * cost_ms if self.objective == "rate" else emitted / cost_ms
 
-    def _expected_of_cache(self, draft: Draft, context: DecodeContext) -> np.ndarray:
-        """Expected accepted length of the draft cut at each k, corrected by recent outcomes."""
-        survival_K = self.estimator.survival(draft, context)[: len(draft)]
-        expected_K: np.ndarray = np.cumsum(survival_K) * _correction(context.history.outcomes)
-        return expected_K
+    def _predicted_of_cache(self, draft: Draft, context: DecodeContext) -> np.ndarray:
+        """The predictor's own expected accepted length of the draft cut at each k.
+
+        This, uncorrected, is what outcomes are held against later: a correction measured on
+        corrected predictions would undo half of itself.
+        """
+        predicted_K: np.ndarray = np.cumsum(self.estimator.survival(draft, context)[: len(draft)])
+        return predicted_K
 
     def _expected_of_model(self, candidates: Candidates, context: DecodeContext) -> np.ndarray:
         limit = min(self.model_draft_tokens, candidates.model_limit)

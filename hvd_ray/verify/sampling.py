@@ -55,6 +55,9 @@ class RowDistribution:
         Args:
             logits_V: float, the row's logits.
             output_ids: int32, all output tokens before this row, drafted ones included.
+
+        Raises:
+            UserError: no token is left that may come next.
         """
         if self.is_plain:
             return logits_V
@@ -64,6 +67,8 @@ class RowDistribution:
         if len(output_ids) < self.sampling.min_tokens:
             forbidden = [*self.eos_token_ids, *self.sampling.stop_token_ids]
             logits_V[forbidden] = -torch.inf
+            if not bool(torch.isfinite(logits_V).any()):
+                raise UserError("sampling: min_tokens and the stop tokens forbid every token")
         if self.sampling.needs_history:
             self._penalise(logits_V, output_ids)
         return logits_V
@@ -74,8 +79,6 @@ class RowDistribution:
         A temperature of zero gives a one-hot distribution at the arg max.
         """
         logits_V = self.logits(logits_V, output_ids)
-        if not bool(torch.isfinite(logits_V).any()):
-            raise UserError("sampling: stop tokens and biases leave no token that may come next")
         if self.sampling.is_greedy:
             one_hot_V = torch.zeros_like(logits_V, dtype=torch.float64)
             one_hot_V[int(logits_V.argmax())] = 1.0

@@ -110,10 +110,11 @@ def test_a_step_after_the_end_is_refused_and_closing_twice_is_harmless() -> None
     tried.close(generation)
 
 
-def test_forbidding_every_token_is_refused() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forbidding_every_token_is_refused(temperature: float) -> None:
     engine = ToyEngine(vocab_size=6)
     sampling = SamplingParams(
-        temperature=1.0, max_tokens=4, min_tokens=4, stop_token_ids=tuple(range(6)), seed=1
+        temperature=temperature, max_tokens=4, min_tokens=4, stop_token_ids=tuple(range(6)), seed=1
     )
-    with pytest.raises(UserError, match="leave no token"):
+    with pytest.raises(UserError, match="forbid every token"):
         decoder("suffix", engine).generate(Request("r", (1, 2), sampling))

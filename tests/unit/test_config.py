@@ -34,6 +34,7 @@ def test_file_then_overrides(tmp_path: Path) -> None:
         ("seed=" + "[" * 5000, "not a value"),
         ("seed=99999999999999999999", "seed"),
         ("num_threads=99999999999", "num_threads"),
+        ("drafting.eagle3.num_tokens=65", "num_tokens"),
     ],
 )
 def test_bad_settings_are_named(override: str, message: str) -> None:

@@ -96,11 +96,23 @@ def test_a_single_bad_step_mutes_nothing() -> None:
 
 
 def test_many_disappointments_lower_the_expectation() -> None:
+    """Halved at the most: a row of a third of a pass still pays, one of half a pass does not."""
+    cheap, dear = RowCosts((1, 2), (10.0, 13.5)), RowCosts((1, 2), (10.0, 15.0))
+    state = context()
+    for _ in range(16):
+        state.history.outcomes.append(DraftOutcome(4, 0, predicted=3.0))
+    for costs, source in ((cheap, Source.SUFFIX), (dear, Source.NONE)):
+        policy = CostPolicy(CurveEstimator(0.9), costs)
+        assert policy.decide(cache_of(1), context()).source is Source.SUFFIX
+        assert policy.decide(cache_of(1), state).source is source
+
+
+def test_the_correction_is_not_corrected_by_itself() -> None:
+    """Outcomes are held against the predictor's word, so the reported payoff is that word."""
     policy, state = CostPolicy(CurveEstimator(0.9, 0.8), FLAT), context()
     for _ in range(16):
         state.history.outcomes.append(DraftOutcome(4, 0, predicted=3.0))
-    payoff = policy.decide(cache_of(2), state).predicted_payoff
-    assert payoff == pytest.approx(1.7 * 0.5), "bounded from below"
+    assert policy.decide(cache_of(2), state).predicted_payoff == pytest.approx(1.7)
 
 
 def test_the_greedy_rival_differs() -> None:
