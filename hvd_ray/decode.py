@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from hvd_ray.context import DecodeContext
-from hvd_ray.drafting.base import Drafter
+from hvd_ray.drafting.base import Drafter, ModelDrafter
 from hvd_ray.ending import Ending, Trimmed
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import UserError
@@ -81,7 +81,7 @@ class Decoder:
     codec: TextCodec
     policy: Policy
     cache_drafter: Drafter | None = None
-    model_drafter: Drafter | None = None
+    model_drafter: ModelDrafter | None = None
     verifier: Verifier = field(init=False)
 
     def __post_init__(self) -> None:
@@ -153,9 +153,12 @@ class Decoder:
         cache = NO_DRAFT
         if self.cache_drafter is not None:
             cache = self.cache_drafter.propose(request_id, context.room)
-        model_source = self.model_drafter.source if self.model_drafter else None
+        model_source, model_limit = None, 0
+        if self.model_drafter is not None:
+            model_source = self.model_drafter.source
+            model_limit = min(context.room, self.model_drafter.max_draft_tokens)
         draft_us = (perf_counter() - started) * 1e6
-        return Candidates(cache, model_source, context.room, draft_us)
+        return Candidates(cache, model_source, model_limit, draft_us)
 
     def _decide(self, generation: Generation, candidates: Candidates) -> tuple[Decision, float]:
         """What the policy wants verified, and what asking it took."""

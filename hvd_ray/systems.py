@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hvd_ray.config import POLICY_NAMES, Config
 from hvd_ray.decode import Decoder
-from hvd_ray.drafting.base import Drafter
+from hvd_ray.drafting.base import Drafter, ModelDrafter
 from hvd_ray.drafting.ngram import NgramDrafter
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.base import Engine
@@ -133,7 +133,7 @@ def build_cache_drafter(system: str, config: Config) -> Drafter | None:
 
 def build_model_drafter(
     system: str, config: Config, *, engine: Engine, parts: Parts = NO_PARTS
-) -> Drafter | None:
+) -> ModelDrafter | None:
     """A model drafter for a system that uses one, where a head is at hand."""
     if parts.head is None or system not in HYBRIDS | {"eagle3"}:
         return None

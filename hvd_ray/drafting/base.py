@@ -42,3 +42,12 @@ class Drafter(Protocol):
     def stop(self, request_id: str) -> None:
         """End a request and free what it held; its outputs may stay in the scope's cache."""
         ...
+
+
+class ModelDrafter(Drafter, Protocol):
+    """A drafter whose drafts cost passes of a model, so that policies must know their length."""
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The most tokens of one draft, whatever the limit."""
+        ...

@@ -17,7 +17,7 @@ from hvd_ray.payoff.features import HIGH_PAYOFF
 from hvd_ray.payoff.policy import Candidates, Policy
 from hvd_ray.traces.schema import Trace
 from hvd_ray.traces.walk import Walk, accepted_len, walking
-from hvd_ray.types import Decision, Draft, Int32Array, Source, Step
+from hvd_ray.types import MAX_COUNT, Decision, Draft, Int32Array, Source, Step
 
 
 class PayoffOutcome(NamedTuple):
@@ -50,6 +50,8 @@ class ModelDrafts:
     source: Source
     accepted_len_T: Int32Array
     """Draft tokens that the target would have accepted at each position of the output."""
+    max_draft_tokens: int = MAX_COUNT
+    """Length of its drafts, where the room allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,9 @@ def summarize(replays: Iterable[Replay]) -> ReplaySummary:
 
 
 def _candidates(cache: Draft, walk: Walk, model: ModelDrafts | None) -> Candidates:
-    return Candidates(cache, model.source if model else None, walk.context.room)
+    if model is None:
+        return Candidates(cache)
+    return Candidates(cache, model.source, min(walk.context.room, model.max_draft_tokens))
 
 
 def _verify(
@@ -174,7 +178,7 @@ def _verify(
         drafted = min(decision.length, len(cache))
         return drafted, min(payoff, drafted)
     if model is not None and decision.source == model.source:
-        drafted = min(decision.length, walk.context.room)
+        drafted = min(decision.length, walk.context.room, model.max_draft_tokens)
         return drafted, min(int(model.accepted_len_T[position]), drafted)
     return 0, 0
 

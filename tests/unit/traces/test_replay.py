@@ -165,6 +165,14 @@ def test_a_model_drafter_is_replayed_from_its_labels(make_trace):
     assert {step.source for step in run.steps} == {Source.EAGLE3}
 
 
+def test_a_model_drafter_drafts_no_more_than_its_own_length(make_trace):
+    trace = make_trace(output=tuple(range(1, 11)))
+    accepted_T = np.array([3, 0, 0, 0, 1, 0, 9, 9, 9, 9], np.int32)
+    run = replay(trace, AlwaysModel(), model=ModelDrafts(Source.EAGLE3, accepted_T, 2))
+    moves = [(step.position, step.drafted, step.accepted) for step in run.steps]
+    assert moves == [(0, 2, 2), (3, 2, 0), (4, 2, 1), (6, 2, 2), (9, 0, 0)]
+
+
 def _every_way(trace, costs, depth):
     """The least cost over every sequence of draft lengths, by brute force on fresh caches."""
 
