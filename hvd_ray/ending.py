@@ -57,20 +57,21 @@ class Ending:
     def _take(self, token: int) -> tuple[FinishReason | None, int | str | None]:
         self._num_tokens += 1
         may_stop = self._num_tokens > self.sampling.min_tokens
-        if may_stop and self._is_stop_token(token):
-            self.text += self._stream.flush()
-            return "stop", None if self._is_eos(token) else token
+        is_stop_token = may_stop and self._is_stop_token(token)
+        is_last = is_stop_token or self._num_tokens >= self.max_output_tokens
         start = len(self.text)
-        self.text += self._stream.push(token)
+        if not is_stop_token:
+            self.text += self._stream.push(token)
+        if is_last:
+            self.text += self._stream.flush()  # may complete a stop string, so before the search
         found = self._find_stop(start) if may_stop else None
         if found is not None:
             position, stop = found
             self.text = self.text[:position]
             return "stop", stop
-        if self._num_tokens >= self.max_output_tokens:
-            self.text += self._stream.flush()
-            return "length", None
-        return None, None
+        if is_stop_token:
+            return "stop", None if self._is_eos(token) else token
+        return ("length", None) if is_last else (None, None)
 
     def _is_eos(self, token: int) -> bool:
         return not self.sampling.ignore_eos and token in self.eos_token_ids

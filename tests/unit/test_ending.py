@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hvd_ray.ending import Ending
 from hvd_ray.engines.toy import EOS, ToyCodec
+from hvd_ray.text import TextStream
 from hvd_ray.types import SamplingParams
 
 CODEC = ToyCodec()
@@ -123,3 +124,35 @@ def test_a_stop_that_overlaps_itself(stop: str) -> None:
     trimmed = watcher.trim(ids(stop[-1] + "zz"))
     assert trimmed.finish_reason == "stop"
     assert watcher.text == "c"
+
+
+class HalfCharacters(ToyCodec):
+    """Shows nothing before the end.
+
+    So does a byte-level tokenizer whose every token ends in half a character.
+    """
+
+    def stream(self) -> TextStream:
+        return _HoldsAll()
+
+
+class _HoldsAll:
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        self.held.append(token_id)
+        return ""
+
+    def flush(self) -> str:
+        text, self.held = CODEC.decode(self.held), []
+        return text
+
+
+@pytest.mark.parametrize("last", [ids("d"), (EOS,)])
+def test_a_stop_string_that_shows_only_at_the_end_is_found(last: tuple[int, ...]) -> None:
+    sampling = SamplingParams(max_tokens=4, stop=("bc",))
+    watcher = Ending(sampling, (EOS,), 4, HalfCharacters())
+    trimmed = watcher.trim((*ids("abc"), *last))
+    assert (trimmed.finish_reason, trimmed.stop_reason) == ("stop", "bc")
+    assert (watcher.text, trimmed.text) == ("a", "a")
