@@ -20,7 +20,7 @@ from typing import Literal
 
 from hvd_ray.config import DEFAULT_MODEL
 from hvd_ray.fetch import is_present
-from hvd_ray.home import hvd_home
+from hvd_ray.home import calibration_dir, hvd_home
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -133,6 +133,15 @@ def _default_model() -> Iterator[Finding]:
         yield Finding("model", "warn", detail, f"hvd fetch {DEFAULT_MODEL}")
 
 
+def _costs() -> Iterator[Finding]:
+    """Whether this machine was calibrated; which model and dtype a table is for is in the table."""
+    num_tables = len(list(calibration_dir().glob("*.json")))
+    if num_tables:
+        yield Finding("cost tables", "ok", f"{num_tables} in {calibration_dir()}")
+    else:
+        yield Finding("cost tables", "warn", "none yet; hvd_cost needs one", "hvd calibrate")
+
+
 def _slow_downs() -> Iterator[Finding]:
     """Settings and hardware that make figures worse than they need be."""
     blas = sorted(name for name in os.environ if name.startswith("OPENBLAS_"))
@@ -158,6 +167,7 @@ _QUICK_PROBES: tuple[Callable[[], Iterator[Finding]], ...] = (
     _room,
     _home_writable,
     _default_model,
+    _costs,
     _slow_downs,
 )
 
