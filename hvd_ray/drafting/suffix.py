@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_ray.config import SuffixConfig
+from hvd_ray.drafting.resting import RestingTrees
 from hvd_ray.types import NO_DRAFT, Draft, Int32Array, Request, Source, TokenBuffer
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class SuffixDrafter:
 
     Outputs enter the scope's tree token by token as they are committed and stay after the request
     ends, the oldest leaving first once `max_cached_tokens` is reached over all scopes. Prompts
-    stay in the request's own tree and go with the request.
+    stay in the request's own tree; it rests for a while after the request, in case the same scope
+    asks for that conversation's next turn, and is looked up by nobody else.
     """
 
     config: SuffixConfig = field(default_factory=SuffixConfig)
@@ -62,6 +64,7 @@ class SuffixDrafter:
     _scopes: dict[str, _Scope] = field(default_factory=dict, init=False)
     _outputs: OrderedDict[int, _Output] = field(default_factory=OrderedDict, init=False)
     """Cached outputs, the oldest first."""
+    _resting: RestingTrees = field(default_factory=RestingTrees, init=False)
     _ids: count[int] = field(default_factory=count, init=False)
 
     def start(self, request: Request) -> None:
@@ -73,8 +76,7 @@ class SuffixDrafter:
         if request.request_id in self._active:
             raise ValueError(f"request {request.request_id!r} is already active")
         token_ids = TokenBuffer(request.prompt_token_ids)
-        own_tree = self._new_tree()
-        own_tree.extend_ndarray(0, token_ids.view())
+        own_tree = self._own_tree(request.scope, token_ids.view())
         output_id, output = next(self._ids) & 0x7FFFFFFF, _Output(request.scope)
         self._outputs[output_id] = output
         self._scopes.setdefault(request.scope, _Scope(self._new_tree())).num_outputs += 1
@@ -115,6 +117,7 @@ class SuffixDrafter:
     def stop(self, request_id: str) -> None:
         """Forget the request and its prompt; its output stays in the scope's tree."""
         active = self._active.pop(request_id)
+        self._resting.put(active.output.scope, active.own_tree, active.token_ids.view())
         if active.output.num_tokens == 0 and not active.output.is_evicted:
             self._evict(active.output_id)
 
@@ -123,6 +126,13 @@ class SuffixDrafter:
         for output_id, output in list(self._outputs.items()):
             if scope is None or output.scope == scope:
                 self._evict(output_id)
+        self._resting.clear(scope)
+
+    def _own_tree(self, scope: str, prompt: Int32Array) -> SuffixTree:
+        """A tree of the prompt: the last turn's with the rest added, or a new one."""
+        tree, num_known = self._resting.take(scope, prompt) or (self._new_tree(), 0)
+        tree.extend_ndarray(0, prompt[num_known:])
+        return tree
 
     def _new_tree(self) -> SuffixTree:
         from arctic_inference.suffix_decoding._C import SuffixTree

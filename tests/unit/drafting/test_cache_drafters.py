@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from arctic_inference.suffix_decoding import SuffixDecodingCache
+from arctic_inference.suffix_decoding._C import SuffixTree
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_ray.config import NgramConfig, SuffixConfig
 from hvd_ray.drafting.ngram import NgramDrafter
+from hvd_ray.drafting.resting import RestingTrees
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.errors import UserError
 from hvd_ray.types import Request
@@ -41,6 +43,45 @@ def test_suffix_drafts_equal_arctics(
             seen.append(token)
         ours.stop(name)
         arctic.stop_request(name)
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=70, max_size=100).map(tuple),
+    st.lists(st.tuples(texts, texts, st.booleans()), min_size=2, max_size=5),
+)
+def test_a_conversation_that_goes_on_drafts_as_if_read_anew(
+    opening: tuple[int, ...], turns: list[tuple[tuple[int, ...], tuple[int, ...], bool]]
+) -> None:
+    """Going on from a tree at rest changes no draft, also where the next prompt differs from it."""
+    ours, arctic = SuffixDrafter(), SuffixDecodingCache(max_tree_depth=64)
+    prompt = opening
+    for number, (output, asked, goes_on) in enumerate(turns):
+        name = f"{number}"
+        ours.start(Request(name, prompt))
+        arctic.start_request(name, np.array(prompt, np.int32))
+        ours.observe(name, output)
+        arctic.add_active_response(name, np.array(output, np.int32))
+        draft = ours.propose(name, 64)
+        seen = np.array(prompt + output, np.int32)
+        wanted = arctic.speculate(name, seen, max_spec_tokens=64)
+        assert (draft.token_ids, draft.probs) == (tuple(wanted.token_ids), tuple(wanted.probs))
+        ours.stop(name)
+        arctic.stop_request(name)
+        prompt = (prompt + output if goes_on else opening) + asked
+
+
+def test_trees_rest_for_their_own_scope_only_and_within_the_cap() -> None:
+    resting = RestingTrees(max_tokens=250)
+    prompt = np.arange(100, dtype=np.int32)
+    for scope in ("a", "b", "c"):
+        resting.put(scope, SuffixTree(8), prompt)
+    assert resting.num_tokens == 200
+    assert resting.take("a", prompt) is None  # the oldest made room
+    assert resting.take("c", prompt[:99]) is None  # not a beginning of that prompt
+    assert resting.take("c", np.arange(120, dtype=np.int32)) is not None
+    assert resting.take("c", prompt) is None  # handed out once
+    resting.clear("b")
+    assert resting.num_tokens == 0
 
 
 def test_suffix_limit_cuts_the_draft() -> None:
