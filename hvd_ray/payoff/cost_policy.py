@@ -8,7 +8,7 @@ single cycle instead is greedy: it declines every draft that would dilute a good
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -22,7 +22,8 @@ from hvd_ray.types import Decision, Draft, Float32Array, Source, Step
 # Shapes: K draft length, R rows of a target pass.
 
 _MAX_ROWS = 130
-_PRIOR_CYCLES = 8
+PRIOR_CYCLES = 8
+MODEL_ACCEPTANCE = (0.45, 0.4, 0.4, 0.35)
 _PRIOR_TOKENS = 12.0
 _CORRECTION_BOUNDS = (0.5, 1.5)
 
@@ -52,7 +53,7 @@ class CostPolicy:
     estimator: SurvivalEstimator
     costs: CostTable
     model_draft_tokens: int = 4
-    model_acceptance: tuple[float, ...] = (0.45, 0.4, 0.4, 0.35)
+    model_acceptance: tuple[float, ...] = MODEL_ACCEPTANCE
     """Prior of the model drafter: P(token k accepted | those before it were), by position; about
     what a modest head reaches, soon outweighed by the request's own cycles."""
     objective: Literal["rate", "cycle"] = "rate"
@@ -67,7 +68,7 @@ class CostPolicy:
         if candidates.cache.token_ids:
             predicted_K = self._predicted_of_cache(candidates.cache, context)
             payoff = float(predicted_K[-1])
-            expected_K = predicted_K * _correction(context.history.outcomes)
+            expected_K = predicted_K * correction(context.history.outcomes)
             length, value = self._best_length(candidates.cache.source, expected_K, rate)
             if value > best_value:
                 best = Decision(candidates.cache.source, length, reason=f"cache pays to {length}")
@@ -104,21 +105,13 @@ class CostPolicy:
     def _expected_of_model(self, candidates: Candidates, context: DecodeContext) -> np.ndarray:
         limit = min(self.model_draft_tokens, candidates.model_limit)
         cycles = [c for c in context.history.cycles if c.source == candidates.model_source]
-        chances = [self._chance(cycles, index) for index in range(limit)]
-        expected_K: np.ndarray = np.cumsum(np.cumprod(chances))
+        expected_K: np.ndarray = np.cumsum(model_survival(cycles, limit, self.model_acceptance))
         return expected_K
-
-    def _chance(self, cycles: list[Step], index: int) -> float:
-        """P(draft token `index` accepted | those before it were), recent cycles over the prior."""
-        prior = self.model_acceptance[min(index, len(self.model_acceptance) - 1)]
-        tried = [cycle for cycle in cycles if cycle.drafted > index and cycle.accepted >= index]
-        hits = sum(cycle.accepted > index for cycle in tried)
-        return (prior * _PRIOR_CYCLES + hits) / (_PRIOR_CYCLES + len(tried))
 
     def _rate(self, cycles: Iterable[Step]) -> float:
         """Tokens per millisecond over the recent cycles, with a few plain ones as the prior."""
-        emitted = float(_PRIOR_CYCLES)
-        spent_ms = _PRIOR_CYCLES * float(self._cost(Source.NONE)[1])
+        emitted = float(PRIOR_CYCLES)
+        spent_ms = PRIOR_CYCLES * float(self._cost(Source.NONE)[1])
         for cycle in cycles:
             emitted += cycle.emitted
             spent_ms += float(self._cost(cycle.source)[cycle.drafted + 1])
@@ -133,7 +126,30 @@ class CostPolicy:
         return cost_R
 
 
-def _correction(outcomes: Iterable[DraftOutcome]) -> float:
+def model_survival(
+    cycles: Sequence[Step], limit: int, acceptance: tuple[float, ...] = MODEL_ACCEPTANCE
+) -> np.ndarray:
+    """P(at least k tokens of the model drafter are accepted), k = 1..limit.
+
+    Args:
+        cycles: recent cycles of the request that the model drafted for.
+        limit: tokens of the draft.
+        acceptance: the prior P(token k accepted | those before it were), by position.
+    """
+    chances = [_chance(cycles, index, acceptance) for index in range(limit)]
+    survival_K: np.ndarray = np.cumprod(chances)
+    return survival_K
+
+
+def _chance(cycles: Sequence[Step], index: int, acceptance: tuple[float, ...]) -> float:
+    """P(draft token `index` accepted | those before it were), recent cycles over the prior."""
+    prior = acceptance[min(index, len(acceptance) - 1)]
+    tried = [cycle for cycle in cycles if cycle.drafted > index and cycle.accepted >= index]
+    hits = sum(cycle.accepted > index for cycle in tried)
+    return (prior * PRIOR_CYCLES + hits) / (PRIOR_CYCLES + len(tried))
+
+
+def correction(outcomes: Iterable[DraftOutcome]) -> float:
     """How much more or less than predicted recent drafts brought, shrunk and bounded.
 
     The prior's weight keeps a single bad step from muting the cache.

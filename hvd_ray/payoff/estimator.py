@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hvd_ray.context import DecodeContext
@@ -35,8 +37,41 @@ class PredictorEstimator:
         curve_K: Float32Array = survival_BK[0, : len(draft)]
         return curve_K
 
+    def survival_all(
+        self, drafts_B: Sequence[Draft], contexts_B: Sequence[DecodeContext]
+    ) -> list[Float32Array]:
+        """`survival` of many drafts at once: one call of the network; `joint_policy`'s view."""
+        if not drafts_B:
+            return []
+        features_BF = np.empty((len(drafts_B), NUM_FEATURES), dtype=np.float32)
+        for row, (draft, context) in enumerate(zip(drafts_B, contexts_B, strict=True)):
+            self._extractor.write(draft, context, features_BF[row])
+        survival_BK = self._predictor.predict(features_BF).survival_BK
+        assert survival_BK is not None, "ask `has_survival` first"
+        return [curve_K[: len(draft)] for curve_K, draft in zip(survival_BK, drafts_B, strict=True)]
+
     def expected_length(self, draft: Draft, context: DecodeContext) -> float:
         """Expected accepted length, in tokens; 0 for an empty draft."""
         if not draft.token_ids:
             return 0.0
         return float(self.payoff(draft, context).expected_B[0])
+
+
+class CacheOwnEstimator:
+    """The cache's own probabilities taken at their word: decisions without a trained predictor."""
+
+    has_survival = True
+
+    def survival(self, draft: Draft, context: DecodeContext) -> Float32Array:  # noqa: ARG002
+        """P(at least k tokens are accepted): how often the continuation was seen."""
+        return np.asarray(draft.probs, dtype=np.float32)
+
+    def survival_all(
+        self, drafts_B: Sequence[Draft], contexts_B: Sequence[DecodeContext]
+    ) -> list[Float32Array]:
+        pairs = zip(drafts_B, contexts_B, strict=True)
+        return [self.survival(draft, context) for draft, context in pairs]
+
+    def expected_length(self, draft: Draft, context: DecodeContext) -> float:  # noqa: ARG002
+        """Expected accepted length, in tokens."""
+        return draft.score
