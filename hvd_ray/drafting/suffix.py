@@ -60,6 +60,8 @@ class SuffixDrafter:
     source: Source = field(default=Source.SUFFIX, init=False)
     num_cached_tokens: int = field(default=0, init=False)
     """Output tokens in the scopes' trees; never above the cap."""
+    num_evictions: int = field(default=0, init=False)
+    """Outputs that left to make room, ever."""
     _active: dict[str, _Active] = field(default_factory=dict, init=False)
     _scopes: dict[str, _Scope] = field(default_factory=dict, init=False)
     _outputs: OrderedDict[int, _Output] = field(default_factory=OrderedDict, init=False)
@@ -134,6 +136,11 @@ class SuffixDrafter:
         tree.extend_ndarray(0, prompt[num_known:])
         return tree
 
+    @property
+    def num_scopes(self) -> int:
+        """Scopes with outputs in the cache, those of running requests included."""
+        return len(self._scopes)
+
     def _new_tree(self) -> SuffixTree:
         from arctic_inference.suffix_decoding._C import SuffixTree
 
@@ -154,6 +161,7 @@ class SuffixDrafter:
         cap = self.config.max_cached_tokens
         while not active.output.is_evicted and self.num_cached_tokens + len(new_ids) > cap:
             self._evict(next(iter(self._outputs)))
+            self.num_evictions += 1
         if active.output.is_evicted:
             return
         self._scopes[active.output.scope].tree.extend_ndarray(active.output_id, new_ids)

@@ -1,0 +1,160 @@
+"""What `--additional-config '{"hvd": {...}}'` may say; unknown keys are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hvd_ray.config import Config, PolicyName, SuffixConfig, validated
+from hvd_ray.errors import UserError
+
+SECTION = "hvd"
+OWN_PAYOFF = "own"
+LISTED_IN = "hvd_ray/vllm_plugin/options.py"
+
+PluginPolicy = Literal["cost", "tau", "score", "match", "cache", "eagle3", "off"]
+POLICIES: Mapping[PluginPolicy, PolicyName] = MappingProxyType(
+    {
+        "cost": "hvd_cost",
+        "tau": "hvd_tau",
+        "score": "rule_score",
+        "match": "rule_match",
+        "cache": "suffix",
+        "eagle3": "eagle3",
+        "off": "greedy",
+    }
+)
+"""The plugin's policies and the systems (`systems.SYSTEMS`) that decide for them."""
+
+
+class Control(StrEnum):
+    """What one request asks for in `vllm_xargs` / `extra_args`: `{"hvd": "off"}`."""
+
+    AUTO = "auto"
+    """The configured policy."""
+    CACHE = "cache"
+    """The cache's draft whenever there is one, never the head."""
+    EAGLE3 = "eagle3"
+    """The head in every step, never the cache."""
+    OFF = "off"
+    """Plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the plugin must know of the engine's model."""
+
+    model: str
+    """Name, folder or hub id, as given to vLLM."""
+    tokenizer: str
+    vocab_size: int
+    max_model_len: int
+    has_head: bool
+
+
+class TraceOptions(BaseModel):
+    """Sampled traces of what is served, as Parquet (`hvd traces label` reads them)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: str
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.01
+    """Of the requests."""
+    max_mib: Annotated[int, Field(ge=1, le=2**20)] = 256
+    """The oldest files go beyond."""
+    rows_per_part: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Requests a file."""
+
+
+class HvdOptions(BaseModel):
+    """The section `hvd` of vLLM's additional configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: PluginPolicy = "cost"
+    eagle3_tokens: Annotated[int, Field(ge=1, le=64)] = 4
+    """The most tokens of a chain drafted by the head; `num_speculative_tokens` bounds any draft."""
+    payoff: str | None = None
+    """The predictor: a folder, `models:/NAME@ALIAS`, `own` for the cache's own probabilities, or
+    None for the target's champion."""
+    costs: str | None = None
+    """A cost table's file for `cost`; None: learnt from the engine's own steps."""
+    tau: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 6.0
+    """Threshold of `tau` on the predicted payoff, in tokens."""
+    min_match: Annotated[int, Field(ge=1, le=512)] = 5
+    """What the match must reach under `match`, in tokens."""
+    cache: SuffixConfig = SuffixConfig()
+    """The suffix cache; `max_cached_tokens` is its cap over all scopes."""
+    traces: TraceOptions | None = None
+    """Where to leave sampled traces; None: nowhere."""
+
+    @property
+    def system(self) -> PolicyName:
+        return POLICIES[self.policy]
+
+    def config(self, model: str) -> Config:
+        """The configuration tree that the rest of hvd_ray reads."""
+        policy: dict[str, Any] = {
+            "name": self.system,
+            "tau": self.tau,
+            "predictor": self.payoff,
+            "costs": self.costs,
+            "min_match": self.min_match,
+            "model_draft_tokens": self.eagle3_tokens,
+        }
+        drafting = {"suffix": self.cache, "eagle3": {"num_tokens": self.eagle3_tokens}}
+        return validated(Config, {"model": model, "policy": policy, "drafting": drafting})
+
+
+_IDLE: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "payoff": frozenset({"cost", "tau"}),
+        "costs": frozenset({"cost"}),
+        "tau": frozenset({"tau"}),
+        "min_match": frozenset({"match"}),
+    }
+)
+"""Options that only some policies read."""
+
+
+def read_options(additional_config: object) -> HvdOptions | None:
+    """The options in vLLM's additional configuration; None where it has no section `hvd`.
+
+    Raises:
+        UserError: a key is unknown, has no effect under the policy, or its value is out of range.
+    """
+    if not isinstance(additional_config, Mapping) or SECTION not in additional_config:
+        return None
+    section = additional_config[SECTION]
+    if not isinstance(section, Mapping):
+        raise UserError(f"additional config: {SECTION} must be a mapping, got {section!r}")
+    options = validated(HvdOptions, dict(section), where=LISTED_IN)
+    for name, users in _IDLE.items():
+        if section.get(name) is not None and options.policy not in users:
+            raise UserError(
+                f"setting {SECTION}.{name}: has no effect with policy {options.policy!r}; "
+                f"leave it out or choose {' or '.join(sorted(users))}"
+            )
+    return options
+
+
+def read_control(value: object) -> Control:
+    """What a request asks for; `auto` where it says nothing.
+
+    Raises:
+        UserError: the value is unknown.
+    """
+    if value is None:
+        return Control.AUTO
+    names = [control.value for control in Control]
+    if not isinstance(value, str) or value not in names:
+        raise UserError(f"hvd: unknown value {value!r}; choose from {', '.join(names)}")
+    return Control(value)
+
+
+assert set(POLICIES) == set(get_args(PluginPolicy))

@@ -1,0 +1,113 @@
+"""What a worker's router is made of: cache, policy, predictor, costs; found when it starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvd_ray.config import Config
+from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.errors import UserError
+from hvd_ray.payoff.estimator import CacheOwnEstimator, PredictorEstimator
+from hvd_ray.payoff.joint_policy import BatchCosts, JointCostPolicy, TableCosts
+from hvd_ray.systems import Parts, build_policy
+from hvd_ray.vllm_plugin.options import OWN_PAYOFF, HvdOptions, Target
+from hvd_ray.vllm_plugin.requests import Profile, RequestTable
+from hvd_ray.vllm_plugin.router import BatchPolicy, EachAlone, Limits, Router
+from hvd_ray.vllm_plugin.step_costs import LearntCosts
+
+_log = logging.getLogger(__name__)
+_JUDGED = ("cost", "tau")
+"""Policies that ask a predictor."""
+
+
+@dataclass(slots=True)
+class Hybrid:
+    """A worker's router, what it learns from steps, and what the start-up line says."""
+
+    router: Router
+    learnt: LearntCosts | None = None
+    """Costs that are measured as the engine runs; None: a table's, or no policy asks."""
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def open_hybrid(
+    options: HvdOptions, target: Target, *, profile_of: Callable[[object], Profile]
+) -> Hybrid:
+    """The router of one engine, with a cold cache.
+
+    Raises:
+        UserError: predictor or cost table cannot be found or do not fit.
+    """
+    config = options.config(target.model)
+    estimator, predictor = _estimator(options, config, target)
+    learnt, costs = None, None
+    if options.policy == "cost":
+        costs, learnt = _costs(options, config)
+        assert estimator is not None
+        policy: BatchPolicy = JointCostPolicy(estimator, costs, options.eagle3_tokens)
+    else:
+        policy = EachAlone(build_policy(options.system, config, Parts(estimator)))
+    limits = Limits(target.max_model_len, options.eagle3_tokens if target.has_head else 0)
+    router = Router(RequestTable(SuffixDrafter(options.cache), profile_of), policy, limits)
+    facts = {
+        "policy": options.policy,
+        "predictor": predictor,
+        "costs": _name_of_costs(options),
+        "eagle3_tokens": str(limits.eagle3_tokens),
+        "scope": "cache_salt and adapter",
+        "cache_cap_tokens": str(options.cache.max_cached_tokens),
+    }
+    return Hybrid(router, learnt, facts)
+
+
+def announce(hybrid: Hybrid) -> None:
+    """The one line at start that says what runs."""
+    _log.info("hvd: %s", ", ".join(f"{name}={value}" for name, value in hybrid.facts.items()))
+
+
+def _estimator(
+    options: HvdOptions, config: Config, target: Target
+) -> tuple[PredictorEstimator | CacheOwnEstimator | None, str]:
+    """What judges cache drafts, and its name; none where the policy asks nobody."""
+    if options.policy not in _JUDGED:
+        return None, "none"
+    if options.payoff == OWN_PAYOFF:
+        return CacheOwnEstimator(), "the cache's own estimate"
+    from hvd_ray.bench.payoff import find_payoff
+    from hvd_ray.text import HFTextCodec
+
+    source = find_payoff(config)
+    if options.policy == "cost" and not source.has_survival:
+        raise UserError(
+            f"hvd.payoff {source.reference}: gives no survival curve, which policy 'cost' needs; "
+            "train one with `hvd train --kind survival`"
+        )
+    extractor = source.extractor(HFTextCodec(target.tokenizer), vocab_size=target.vocab_size)
+    estimator = PredictorEstimator(source.predictor, extractor)
+    sha = source.predictor.card.weights_sha256[:12]
+    return estimator, f"{source.reference} (sha256 {sha})"
+
+
+def _costs(options: HvdOptions, config: Config) -> tuple[BatchCosts, LearntCosts | None]:
+    if options.costs is None:
+        learnt = LearntCosts()
+        return learnt, learnt
+    from hvd_ray.fetch import model_fingerprint, resolve_model
+    from hvd_ray.payoff.cost_file import read_costs
+
+    costs = read_costs(Path(options.costs))
+    model = model_fingerprint(resolve_model(config.model).path_or_id)
+    if costs.key.model != model:
+        raise UserError(
+            f"hvd.costs {options.costs}: measured for another model than {config.model}"
+        )
+    return TableCosts(costs.table()), None
+
+
+def _name_of_costs(options: HvdOptions) -> str:
+    if options.policy != "cost":
+        return "none"
+    return options.costs or "learnt from steps"

@@ -1,0 +1,55 @@
+"""vLLM's entry point (`vllm.general_plugins`): called in every of its processes, at times twice."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hvd_ray.errors import UserError
+from hvd_ray.vllm_plugin import compat
+from hvd_ray.vllm_plugin.options import HvdOptions
+
+RUNNER_REASON = "hybrid verified decoding (hvd_ray)"
+
+
+def register() -> None:
+    """Set the hooks; without a section `hvd` in the additional configuration they do nothing.
+
+    With another vLLM than the one supported, only the one hook is set that refuses the section.
+    """
+    compat.hook_engine_arguments(_prepare, _check)
+    try:
+        compat.check_version()
+    except UserError:
+        return
+    compat.hook_model_runner_choice(RUNNER_REASON)
+    compat.hook_requests()
+    compat.hook_workers(_our_proposers, _bind)
+
+
+def _prepare(arguments: Any) -> HvdOptions | None:
+    options = compat.options_of_arguments(arguments)
+    if options is not None:
+        compat.check_version()
+        compat.request_unpadded_drafting(arguments)
+    return options
+
+
+def _check(vllm_config: Any, options: HvdOptions) -> None:
+    compat.check_engine(vllm_config)
+    if options.policy == "eagle3" and not compat.has_head(vllm_config):
+        raise UserError("hvd.policy 'eagle3' needs a head: --speculative-config with method eagle3")
+    compat.publish_counts(vllm_config)
+
+
+def _our_proposers(vllm_config: Any) -> AbstractContextManager[None]:
+    """While it lasts, the model runner makes our proposers instead of vLLM's."""
+    from hvd_ray.vllm_plugin.proposer import HybridEagleProposer, HybridSuffixProposer
+
+    if compat.has_head(vllm_config):
+        return compat.replaced_proposers(EagleProposer=HybridEagleProposer)
+    return compat.replaced_proposers(SuffixDecodingProposer=HybridSuffixProposer)
+
+
+def _bind(runner: Any) -> None:
+    runner.drafter.bind(runner)

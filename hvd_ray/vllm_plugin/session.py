@@ -1,0 +1,124 @@
+"""One engine's drafting, step by step: what was sampled comes in, drafts go out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from hvd_ray.types import Draft, Step
+from hvd_ray.vllm_plugin import compat
+from hvd_ray.vllm_plugin.metrics import Counters, CountFile, count_file
+from hvd_ray.vllm_plugin.parts import Hybrid, announce, open_hybrid
+from hvd_ray.vllm_plugin.production_traces import TraceSampler
+from hvd_ray.vllm_plugin.requests import RequestTable, Row, Tracked
+from hvd_ray.vllm_plugin.router import Choice
+
+
+@dataclass(slots=True)
+class HybridSession:
+    """What stands between the runner and the router."""
+
+    runner: Any
+    hybrid: Hybrid
+    file: CountFile
+    traces: TraceSampler | None = None
+    counters: Counters = field(default_factory=Counters)
+    _pass_started: float = field(default=0.0, init=False)
+    _pass_rows: int = field(default=0, init=False)
+
+    @classmethod
+    def open(cls, runner: Any) -> HybridSession:
+        """The session of a runner that has just been made; says what runs.
+
+        Raises:
+            UserError: predictor or cost table cannot be found or do not fit.
+        """
+        options = compat.options_of(runner.vllm_config)
+        target = compat.target_of(runner.vllm_config)
+        hybrid = open_hybrid(
+            options, target, profile_of=lambda state: compat.profile_of(target.model, state)
+        )
+        file = CountFile(count_file(runner.vllm_config.instance_id))
+        traces = None
+        if options.traces is not None:
+            traces = TraceSampler(options.traces, compat.origin_of(runner.vllm_config, options))
+        session = cls(runner, hybrid, file, traces)
+        session._listen(hybrid.router.table)
+        compat.lift_length_limit(runner)
+        compat.time_steps(runner, session.start_pass)
+        announce(hybrid)
+        return session
+
+    def start_pass(self, num_rows: int) -> None:
+        """The target starts on a step of so many rows."""
+        self._pass_started = perf_counter()
+        self._pass_rows = num_rows
+
+    def choose(
+        self, sampled_token_ids: Sequence[Sequence[int]], max_draft_tokens: int
+    ) -> list[Choice | None]:
+        """A choice for each request of the step; None for those in prefill."""
+        pass_ms = (perf_counter() - self._pass_started) * 1e3
+        rows = compat.rows_of(self.runner, sampled_token_ids)
+        self._learn(rows, pass_ms)
+        router = self.hybrid.router
+        router.table.pass_us = pass_ms * 1e3
+        router.table.forget_absent(self.runner.requests)
+        router.table.observe(rows)
+        choices = router.choose(rows, max_draft_tokens=max_draft_tokens)
+        self.counters.add("hvd_lookup_seconds_total", router.lookup_us / 1e6)
+        self.counters.add("hvd_decision_seconds_total", router.decide_us / 1e6)
+        return choices
+
+    def observe_head(self, num_tokens: int, ms: float) -> None:
+        """The head took so long for a chain of so many tokens; 0: it read rows at the most."""
+        self.counters.add("hvd_head_seconds_total", ms / 1e3)
+        if self.hybrid.learnt is not None and num_tokens:
+            self.hybrid.learnt.head.observe(num_tokens, ms)
+
+    def give(self, choices: Sequence[Choice | None], drafts: Sequence[Draft]) -> list[list[int]]:
+        """Note what each request is given, in vLLM's form."""
+        for choice, draft in zip(choices, drafts, strict=True):
+            if choice is not None:
+                self.hybrid.router.note(choice, draft)
+        self._update_gauges()
+        self.file.write(self.counters)
+        return [list(draft.token_ids) for draft in drafts]
+
+    def counts(self) -> dict[str, float]:
+        """The counters by name and label's value, e.g. `hvd_steps_total suffix`."""
+        return {
+            f"{name} {value}".strip(): number
+            for (name, _, value), number in self.counters.values.items()
+        }
+
+    def _listen(self, table: RequestTable) -> None:
+        table.on_step = self._on_step
+        table.on_outcome = self.counters.count_outcome
+        table.on_end = self._on_end
+
+    def _on_step(self, tracked: Tracked, step: Step, skipped: str) -> None:
+        self.counters.count_step(step, skipped=skipped)
+        if self.traces is not None:
+            self.traces.observe(tracked, step)
+
+    def _on_end(self, tracked: Tracked) -> None:
+        if self.traces is not None:
+            self.traces.end(tracked, compat.sampling_of(tracked.handle))
+            self.counters.put("hvd_traces", self.traces.num_kept)
+            self.counters.put("hvd_traces_dropped", self.traces.num_dropped)
+
+    def _update_gauges(self) -> None:
+        cache = self.hybrid.router.table.cache
+        self.counters.put("hvd_cache_tokens", cache.num_cached_tokens)
+        self.counters.put("hvd_cache_scopes", cache.num_scopes)
+        self.counters.put("hvd_cache_evictions_total", cache.num_evictions)
+        self.counters.put("hvd_requests", len(self.hybrid.router.table))
+
+    def _learn(self, rows: Sequence[Row], pass_ms: float) -> None:
+        """Take in what a pass of decoding requests cost; prefill is not ours to judge."""
+        verified = sum(1 + row.num_drafted for row in rows)
+        if self.hybrid.learnt is not None and verified == self._pass_rows:
+            self.hybrid.learnt.target.observe(verified, pass_ms)

@@ -1,0 +1,80 @@
+"""What steps cost on this machine, learnt from the engine's own steps while it serves.
+
+Two straight lines, each with a prior that a few dozen steps outweigh: the target's pass over its
+rows, the head's work over its chain. Old steps fade, so the lines follow batch size, context and
+load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hvd_ray.payoff.joint_policy import Float64Array
+
+FADE = 0.995
+OUTLIER = 4.0
+"""A step that took this many times as long as expected was disturbed, and teaches nothing."""
+
+
+@dataclass(slots=True)
+class FadingLine:
+    """`ms = base + slope * x` by least squares with fading memory; slope and base stay positive."""
+
+    prior_slope: float
+    """Slope relative to the base, before anything was seen."""
+    prior_weight: float = 8.0
+    _sums: np.ndarray = field(default_factory=lambda: np.zeros(5))
+    """Faded sums of 1, x, x*x, ms, x*ms."""
+    _line: tuple[float, float] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self._line is not None
+
+    def observe(self, x: float, ms: float) -> None:
+        """Take in one measurement, unless it is far out of line."""
+        if self._line is not None and ms > OUTLIER * self.at(x):
+            ms = OUTLIER * self.at(x)
+        self._sums *= FADE
+        self._sums += (1.0, x, x * x, ms, x * ms)
+        self._line = self._solve()
+
+    def at(self, x: float) -> float:
+        """Expected milliseconds; in units of the base before the first measurement."""
+        base, slope = self._line or (1.0, self.prior_slope)
+        return base + slope * x
+
+    def _solve(self) -> tuple[float, float]:
+        """The line, with the prior slope standing in for rows that were not tried."""
+        n, sum_x, sum_xx, sum_ms, sum_xms = self._sums
+        mean_x, mean_ms = sum_x / n, sum_ms / n
+        slope = self.prior_slope * mean_ms / (1.0 + self.prior_slope * mean_x)
+        spread = sum_xx - n * mean_x**2
+        weight = self.prior_weight
+        slope = (weight * slope + (sum_xms - n * mean_x * mean_ms)) / (weight + spread)
+        slope = max(slope, 1e-4 * mean_ms)
+        return max(mean_ms - slope * mean_x, 1e-3), slope
+
+
+@dataclass(slots=True)
+class LearntCosts:
+    """`joint_policy.BatchCosts` from the steps that were seen."""
+
+    target: FadingLine = field(default_factory=lambda: FadingLine(prior_slope=1 / 64))
+    """Over rows."""
+    head: FadingLine = field(default_factory=lambda: FadingLine(prior_slope=0.5))
+    """Over chain tokens."""
+    prior_head_share: float = 0.12
+    """A chain of one token costs about this much of a target pass, before it was measured."""
+
+    def verify_ms(self, num_rows: int) -> Float64Array:
+        rows = np.arange(num_rows + 1, dtype=np.float64)
+        times: Float64Array = self.target.at(0) + (self.target.at(1) - self.target.at(0)) * rows
+        return times
+
+    def model_ms(self, num_tokens: int) -> float:
+        if self.head.is_known:
+            return self.head.at(num_tokens)
+        return self.target.at(1) * self.prior_head_share * num_tokens

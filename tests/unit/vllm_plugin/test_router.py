@@ -1,0 +1,103 @@
+"""Who drafts for whom: the batch's decisions, and what single requests ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hvd_ray.config import SuffixConfig
+from hvd_ray.context import DecodeContext
+from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.payoff.policy import AlwaysCache, Candidates
+from hvd_ray.types import Decision, Source
+from hvd_ray.vllm_plugin import compat
+from hvd_ray.vllm_plugin.requests import RequestTable
+from hvd_ray.vllm_plugin.router import BatchPolicy, Choice, EachAlone, Limits, Router
+
+from .runner_fakes import FakeRunner
+
+LOOP = [1, 2, 3, 4, 5, 6] * 3
+
+
+class ModelForAll:
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def decide_all(
+        self, candidates_B: Sequence[Candidates], contexts_B: Sequence[DecodeContext]
+    ) -> list[Decision]:
+        assert len(candidates_B) == len(contexts_B)
+        self.asked.append(len(candidates_B))
+        return [Decision(Source.EAGLE3, min(2, c.model_limit)) for c in candidates_B]
+
+
+def route(
+    runner: FakeRunner,
+    sampled: dict[str, list[int]],
+    policy: BatchPolicy,
+    *,
+    max_draft_tokens: int = 16,
+    eagle3_tokens: int = 4,
+) -> dict[str, Choice | None]:
+    table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat.profile_of("m", s))
+    limits = Limits(runner.max_model_len, eagle3_tokens)
+    router = Router(table, policy, limits)
+    rows = compat.rows_of(runner, runner.sample(sampled))
+    table.observe(rows)
+    choices = router.choose(rows, max_draft_tokens=max_draft_tokens)
+    return dict(zip(sampled, choices, strict=True))
+
+
+def test_each_request_gets_a_draft_of_its_own_length() -> None:
+    runner = FakeRunner()
+    runner.add("loop", LOOP)
+    runner.add("fresh", [11, 12, 13])
+    choices = route(runner, {"loop": [1, 2], "fresh": [14]}, EachAlone(AlwaysCache()))
+    assert choices["loop"] is not None
+    assert choices["loop"].cache_tokens.token_ids[:4] == (3, 4, 5, 6)
+    assert choices["fresh"] is not None
+    assert choices["fresh"].cache_tokens.token_ids == ()
+
+
+def test_what_a_request_asks_for_is_obeyed_and_touches_no_neighbour() -> None:
+    runner = FakeRunner()
+    for word in ("auto", "off", "cache", "eagle3"):
+        runner.add(word, LOOP, extra_args={"hvd": word, "hvd_scope": ""})
+    policy = ModelForAll()
+    choices = route(runner, {w: [1] for w in ("auto", "off", "cache", "eagle3")}, policy)
+    found = {word: choice.decision for word, choice in choices.items() if choice is not None}
+    assert policy.asked == [1]
+    assert (found["auto"].source, found["auto"].length) == (Source.EAGLE3, 2)
+    assert (found["off"].source, found["off"].length) == (Source.NONE, 0)
+    assert found["cache"].source == Source.SUFFIX
+    assert (found["eagle3"].source, found["eagle3"].length) == (Source.EAGLE3, 4)
+
+
+def test_drafts_keep_within_budget_context_and_the_engines_limit() -> None:
+    runner = FakeRunner(max_model_len=32)
+    runner.add("budget", LOOP, max_tokens=3)
+    runner.add("context", [*LOOP, *LOOP[:10]])  # 28 of 32 tokens
+    runner.add("free", LOOP)
+    chosen = route(
+        runner,
+        {"budget": [1], "context": [5, 6], "free": [1]},
+        EachAlone(AlwaysCache()),
+        max_draft_tokens=5,
+    )
+    lengths = {i: len(c.cache_tokens) for i, c in chosen.items() if c is not None}
+    assert lengths == {"budget": 1, "context": 1, "free": 5}
+
+
+def test_a_prefill_chunk_and_an_ended_request_get_nothing() -> None:
+    runner = FakeRunner()
+    runner.add("chunk", LOOP)
+    runner.add("ended", LOOP, eos_token_id=9)
+    choices = route(runner, {"chunk": [], "ended": [9]}, EachAlone(AlwaysCache()))
+    assert choices == {"chunk": None, "ended": None}
+
+
+def test_without_a_head_none_is_offered() -> None:
+    runner = FakeRunner()
+    runner.add("a", LOOP)
+    choice = route(runner, {"a": [1]}, ModelForAll(), eagle3_tokens=0)["a"]
+    assert choice is not None
+    assert choice.num_model_tokens == 0

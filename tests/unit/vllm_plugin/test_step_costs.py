@@ -1,0 +1,51 @@
+"""Costs learnt from steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_ray.vllm_plugin.step_costs import FadingLine, LearntCosts
+
+
+def test_a_line_is_found_again() -> None:
+    line = FadingLine(prior_slope=1 / 64)
+    for step in range(200):
+        rows = 1 + step % 16
+        line.observe(rows, 40.0 + 0.5 * rows)
+    assert line.at(1) == pytest.approx(40.5, rel=0.01)
+    assert line.at(64) == pytest.approx(72.0, rel=0.03)
+
+
+def test_rows_that_were_never_tried_are_priced_by_the_prior() -> None:
+    line = FadingLine(prior_slope=1 / 64)
+    for _ in range(50):
+        line.observe(1, 40.0)
+    assert line.at(1) == pytest.approx(40.0)
+    assert line.at(65) == pytest.approx(80.0, rel=0.05)
+
+
+def test_the_line_follows_the_load_and_forgets() -> None:
+    line = FadingLine(prior_slope=1 / 64)
+    for ms in [40.0] * 300 + [80.0] * 600:
+        line.observe(4, ms)
+    assert line.at(4) == pytest.approx(80.0, rel=0.05)
+
+
+def test_a_disturbed_step_teaches_little() -> None:
+    line = FadingLine(prior_slope=1 / 64)
+    for _ in range(100):
+        line.observe(1, 40.0)
+    line.observe(1, 40_000.0)
+    assert line.at(1) < 45
+
+
+def test_costs_rise_with_rows_and_know_the_head_once_it_ran() -> None:
+    costs = LearntCosts()
+    times = costs.verify_ms(8)
+    assert len(times) == 9
+    assert (times[1:] > times[:-1]).all()
+    costs.target.observe(1, 40.0)
+    assert costs.model_ms(2) == pytest.approx(9.6, rel=0.05)
+    for tokens in (1, 4) * 50:
+        costs.head.observe(tokens, 2.0 + tokens)
+    assert costs.model_ms(4) == pytest.approx(6.0, rel=0.1)
