@@ -156,7 +156,7 @@ class Decoder:
         model_source, model_limit = None, 0
         if self.model_drafter is not None:
             model_source = self.model_drafter.source
-            model_limit = min(context.room, self.model_drafter.max_draft_tokens)
+            model_limit = min(context.room, self.model_drafter.room(request_id))
         draft_us = (perf_counter() - started) * 1e6
         return Candidates(cache, model_source, model_limit, draft_us)
 

@@ -7,12 +7,18 @@ from pathlib import Path
 from hvd_ray.errors import UserError
 from hvd_ray.targets import hub
 from hvd_ray.targets.embedded import EMBEDDED_MODELS, EmbeddedModel, fetch_embedded, is_fetched
-from hvd_ray.targets.identity import check_model_folder, model_fingerprint, tokenizer_sha
+from hvd_ray.targets.identity import (
+    check_model_folder,
+    head_fingerprint,
+    model_fingerprint,
+    tokenizer_sha,
+)
 from hvd_ray.targets.progress import FetchProgress, LoggedProgress
 
 __all__ = [
     "ModelRef",
     "fetch_model",
+    "head_fingerprint",
     "model_fingerprint",
     "resolve_model",
     "resolve_tokenizer",

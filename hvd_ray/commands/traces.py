@@ -17,7 +17,10 @@ COLLECT_EXAMPLE = (
     "Example: `hvd traces collect --prompts mine.jsonl --out traces --policy suffix "
     "--max-tokens 256`"
 )
-LABEL_EXAMPLE = "Example: `hvd traces label traces --out labels --workers 2`"
+LABEL_EXAMPLE = (
+    "Example: `hvd traces label traces --out labels --workers 2`, with a head of one's own "
+    "`hvd traces label traces --out labels --eagle3 drafting.eagle3.head=FOLDER`"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -122,8 +125,15 @@ def label(
     ] = False,
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Where the tokenizer is. Default: the traces' model."),
+        typer.Option(
+            metavar="NAME",
+            help="Where the tokenizer, with --eagle3 the target, is. Default: the traces' model.",
+        ),
     ] = None,
+    eagle3: Annotated[
+        bool,
+        typer.Option("--eagle3", help="Label an EAGLE-3 head's chains too; runs the target."),
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
 ) -> None:
@@ -140,6 +150,7 @@ def label(
         num_workers=workers,
         cut_loops=not keep_loops,
         model=model,
+        with_eagle3=eagle3,
     )
     loaded = load_config(config, settings or (), policies=["suffix"])
     if is_unfinished(traces):

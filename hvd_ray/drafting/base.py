@@ -47,7 +47,9 @@ class Drafter(Protocol):
 class ModelDrafter(Drafter, Protocol):
     """A drafter whose drafts cost passes of a model, so that policies must know their length."""
 
-    @property
-    def max_draft_tokens(self) -> int:
-        """The most tokens of one draft, whatever the limit."""
+    def room(self, request_id: str) -> int:
+        """The most tokens that it could draft now, whatever the limit.
+
+        A function of how many tokens are committed alone, so that replay knows it too.
+        """
         ...

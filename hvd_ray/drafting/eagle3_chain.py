@@ -10,14 +10,19 @@ Shapes: T context rows, R roots, K steps, H width, h query heads, n key-value he
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from hvd_ray.drafting.eagle3 import Eagle3Head
 from hvd_ray.drafting.eagle3_states import ResponseStates
+
+ROOTS_AT_ONCE = 512
+"""Bounds the scores of a long output's chains, each of which sees the whole context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,25 +42,20 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedRows:
+class ChainRows:
     """Sequences laid end to end. Context row t pairs feature f_t with the token after it."""
 
     aux_TA: Tensor
     next_token_T: Tensor  # x_{t+1}
     position_T: Tensor  # within its sequence
     root_R: Tensor  # index into T
-    final_RH: Tensor  # the target's state at the root's *next* position: what to predict
-    label_R: Tensor  # the target's greedy token there
-    forced_RK: Tensor  # the recorded token that chain step i is fed: x_{t+1+i}
-    is_valid_RK: Tensor  # whether the recording reaches that far
-    label_row_RK: Tensor  # which row of `final_RH` and `label_R` step i must predict
     spans: tuple[Span, ...]
 
     @property
     def num_roots(self) -> int:
         return len(self.root_R)
 
-    def on(self, device: torch.device) -> PackedRows:
+    def on(self, device: torch.device) -> Self:
         """The same rows on another device."""
         tensors = {
             field.name: getattr(self, field.name).to(device)
@@ -63,6 +63,17 @@ class PackedRows:
             if field.name != "spans"
         }
         return replace(self, **tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRows(ChainRows):
+    """Chain rows and what training holds them against."""
+
+    final_RH: Tensor  # the target's state at the root's *next* position: what to predict
+    label_R: Tensor  # the target's greedy token there
+    forced_RK: Tensor  # the recorded token that chain step i is fed: x_{t+1+i}
+    is_valid_RK: Tensor  # whether the recording reaches that far
+    label_row_RK: Tensor  # which row of `final_RH` and `label_R` step i must predict
 
 
 def pack(sequences: Sequence[ResponseStates], *, num_steps: int) -> PackedRows:
@@ -111,7 +122,7 @@ def _chain_indices(
 class ChainAttention:
     """Attention of all chains: context up to the root, then the chain's own rows."""
 
-    def __init__(self, rows: PackedRows, k_TnD: Tensor, v_TnD: Tensor) -> None:
+    def __init__(self, rows: ChainRows, k_TnD: Tensor, v_TnD: Tensor) -> None:
         self._rows = rows
         self._k_TnD, self._v_TnD = k_TnD, v_TnD
         self._chain: list[tuple[Tensor, Tensor]] = []
@@ -160,12 +171,12 @@ def _future_mask(span: Span, device: torch.device) -> Tensor:
 
 
 def chain_steps(
-    head: Eagle3Head, rows: PackedRows, *, num_steps: int, is_forced: bool
+    head: Eagle3Head, rows: ChainRows, *, num_steps: int, feed: Callable[[int], Tensor]
 ) -> Iterator[Tensor]:
     """Yield normed_RH of step 0 .. num_steps-1 for all roots.
 
-    `is_forced` feeds the recorded tokens (training); otherwise each chain is fed its own argmax,
-    as in decoding.
+    `feed(i)` gives the R tokens that step i >= 1 is fed, asked for once step i-1 was yielded:
+    recorded ones (training) or what that step drafted (decoding).
     """
     feature_TH = head.combine(rows.aux_TA.to(head.dtype))
     input_TI, residual_TH = head.layer_input(head.embed(rows.next_token_T), feature_TH)
@@ -176,10 +187,68 @@ def chain_steps(
     position_R = rows.position_T[rows.root_R]
     yield normed_RH
     for step in range(1, num_steps):
-        if is_forced:
-            token_R = rows.forced_RK[:, step]
-        else:
-            token_R = head.target_ids(head.logits(normed_RH).argmax(-1))
-        embed_RH = head.embed(token_R)
+        embed_RH = head.embed(feed(step))
         normed_RH, feature_RH = head.layer(embed_RH, feature_RH, position_R + step, attention)
         yield normed_RH
+
+
+@torch.inference_mode()
+def accepted_lengths(
+    head: Eagle3Head,
+    token_ids_T: Tensor,
+    aux_TA: Tensor,
+    *,
+    first_root: int,
+    num_roots: int,
+    num_steps: int,
+) -> list[int]:
+    """How much of its root's arg-max chain the sequence repeats, for some roots in a row.
+
+    Args:
+        head: of the target whose states these are.
+        token_ids_T: the sequence; what of a chain reaches past its end does not count.
+        aux_TA: the target's states, at least up to the last root.
+        first_root: position whose states and whose next token start the first chain; it predicts
+            the token after that.
+        num_roots: roots, all within the sequence less its last two tokens.
+        num_steps: K, the length of a chain.
+    """
+    ahead_RK = _ahead(token_ids_T[first_root + 2 :], num_roots, num_steps).to(head.device)
+    lengths: list[int] = []
+    for start in range(0, num_roots, ROOTS_AT_ONCE):
+        end = min(start + ROOTS_AT_ONCE, num_roots)
+        next_token_T = token_ids_T[1 : first_root + end + 1]
+        rows = _last_roots(next_token_T, aux_TA, num_roots=end - start)
+        draft_RK = _greedy_chains(head, rows.on(head.device), num_steps=num_steps)
+        is_right_RK = draft_RK == ahead_RK[start:end]
+        lengths += is_right_RK.long().cumprod(-1).sum(-1).tolist()
+    return lengths
+
+
+def _greedy_chains(head: Eagle3Head, rows: ChainRows, *, num_steps: int) -> Tensor:
+    """The K target tokens that every root drafts, fed its own arg max, RK."""
+    drafted: list[Tensor] = []
+    for normed_RH in chain_steps(
+        head, rows, num_steps=num_steps, feed=lambda step: drafted[step - 1]
+    ):
+        drafted.append(head.target_ids(head.logits(normed_RH).argmax(-1)))
+    return torch.stack(drafted, dim=-1)
+
+
+def _ahead(predicted_T: Tensor, num_roots: int, num_steps: int) -> Tensor:
+    """The K tokens that each root should predict, RK; -1, which is no token, past the end."""
+    padded = F.pad(predicted_T, (0, num_steps - 1), value=-1)
+    return padded.unfold(0, num_steps, 1)[:num_roots]
+
+
+def _last_roots(next_token_T: Tensor, aux_TA: Tensor, *, num_roots: int) -> ChainRows:
+    """One sequence whose last `num_roots` rows are roots."""
+    num_rows = len(next_token_T)
+    span = Span(context=slice(0, num_rows), roots=slice(0, num_roots))
+    return ChainRows(
+        aux_TA=aux_TA[:num_rows],
+        next_token_T=next_token_T,
+        position_T=torch.arange(num_rows),
+        root_R=torch.arange(num_rows - num_roots, num_rows),
+        spans=(span,),
+    )

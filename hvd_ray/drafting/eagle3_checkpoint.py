@@ -50,6 +50,15 @@ def load_head(
     return Eagle3Head(config, weights.to(dtype))
 
 
+def head_context_length(folder: Path) -> int:
+    """The most tokens, prompt and output together, that a head drafts at.
+
+    Raises:
+        UserError: no such checkpoint.
+    """
+    return _context_length(_layer_config(_read_config(folder)))
+
+
 def save_head(head: Eagle3Head, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write `config.json` and `model.safetensors`; the embedding stays with the target.
 
@@ -124,7 +133,7 @@ def _parse_config(
     folder: Path, raw: Mapping[str, Any], *, target: TargetShape, tensors: Mapping[str, Tensor]
 ) -> Eagle3Config:
     is_speculators = "speculators_model_type" in raw
-    layer: Mapping[str, Any] = raw["transformer_layer_config"] if is_speculators else raw
+    layer = _layer_config(raw)
     eagle: Mapping[str, Any] = raw.get("eagle_config") or {}
     hidden_size = int(layer["hidden_size"])
     theta, scaling = _rope(folder, layer)
@@ -146,7 +155,7 @@ def _parse_config(
         rms_norm_eps=float(layer.get("rms_norm_eps", 1e-6)),
         rope_theta=theta,
         rope_scaling=scaling,
-        max_position_embeddings=int(layer.get("max_position_embeddings", 2048)),
+        max_position_embeddings=_context_length(layer),
         norm_before_residual=bool(raw.get("norm_before_residual", is_speculators)),
         norm_before_fc=bool(eagle.get("norm_before_fc", raw.get("norm_before_fc", False))),
         fc_norm=bool(raw.get("fc_norm", False)),
@@ -156,6 +165,16 @@ def _parse_config(
     )
     _check_fit(folder, config, target)
     return config
+
+
+def _layer_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What describes the decoder layer: a part of its own in the `speculators` layout."""
+    layer: Mapping[str, Any] = raw.get("transformer_layer_config", raw)
+    return layer
+
+
+def _context_length(layer: Mapping[str, Any]) -> int:
+    return int(layer.get("max_position_embeddings", 2048))
 
 
 def _rope(folder: Path, layer: Mapping[str, Any]) -> tuple[float, Mapping[str, float] | None]:

@@ -82,14 +82,21 @@ class Eagle3Drafter:
         active.due_aux.append(hidden[:num_rows])
         active.num_known += num_rows
 
+    def room(self, request_id: str) -> int:
+        """What is left of a chain: nothing before the prompt's pass or past the head's context."""
+        active = self._active[request_id]
+        if active.num_known == 0:
+            return 0
+        left = self.head.config.max_position_embeddings - len(active.token_ids)
+        return max(0, min(left, self.max_draft_tokens))
+
     @torch.inference_mode()
     def propose(self, request_id: str, limit: int) -> Draft:
-        """A chain of at most `limit` tokens; none before the prompt's pass or past its context."""
-        active = self._active[request_id]
-        room = self.head.config.max_position_embeddings - len(active.token_ids)
-        limit = min(limit, room, self.max_draft_tokens)
-        if limit <= 0 or active.num_known == 0:
+        """A chain of at most `limit` tokens, as far as there is room."""
+        limit = min(limit, self.room(request_id))
+        if limit <= 0:
             return NO_DRAFT
+        active = self._active[request_id]
         normed_1H, feature_1H = self._catch_up(active)
         num_committed = active.kv.length
         drawn: list[tuple[int, float, np.ndarray | None]] = []

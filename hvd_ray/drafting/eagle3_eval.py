@@ -11,10 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from hvd_ray.drafting.eagle3 import Eagle3Head
-from hvd_ray.drafting.eagle3_chain import chain_steps, pack
+from hvd_ray.drafting.eagle3_chain import accepted_lengths
 from hvd_ray.drafting.eagle3_states import ResponseStates
 
 
@@ -62,21 +60,19 @@ class DraftQuality:
         self.correct = [a + b for a, b in zip(self.correct, other.correct, strict=True)]
 
 
-@torch.inference_mode()
-def accepted_lengths(head: Eagle3Head, states: ResponseStates, *, num_steps: int) -> list[int]:
+def response_lengths(head: Eagle3Head, states: ResponseStates, *, num_steps: int) -> list[int]:
     """Accepted length of a K-token chain at every root of one response.
 
     Root r drafts the tokens after output token r; the list is one shorter than the output.
     """
-    rows = pack([states], num_steps=num_steps).on(head.device)
-    label_RK = states.token_ids_T[-rows.num_roots :].to(head.device)[rows.label_row_RK]
-    chain = chain_steps(head, rows, num_steps=num_steps, is_forced=False)
-    draft_RK = torch.stack(
-        [head.target_ids(head.logits(normed_RH).argmax(-1)) for normed_RH in chain], dim=-1
+    return accepted_lengths(
+        head,
+        states.token_ids_T,
+        states.aux_TA,
+        first_root=len(states.token_ids_T) - states.num_rows,
+        num_roots=states.num_rows - 2,
+        num_steps=num_steps,
     )
-    is_right_RK = (draft_RK == label_RK) & rows.is_valid_RK
-    lengths: list[int] = is_right_RK.long().cumprod(-1).sum(-1).tolist()
-    return lengths
 
 
 def walk(accepted: Sequence[int], *, num_steps: int) -> DraftQuality:
@@ -102,7 +98,7 @@ def evaluate(
     for states in responses:
         if len(states.response.output_token_ids) < 3:
             continue
-        one = walk(accepted_lengths(head, states, num_steps=num_steps), num_steps=num_steps)
+        one = walk(response_lengths(head, states, num_steps=num_steps), num_steps=num_steps)
         totals[states.response.workload].add(one)
         totals["all"].add(one)
     return dict(totals)

@@ -229,7 +229,12 @@ class Trainer:
         return losses
 
     def _chain(self, head: Eagle3Head, rows: PackedRows) -> Iterator[Tensor]:
-        return chain_steps(head, rows, num_steps=self.config.chain_steps, is_forced=True)
+        return chain_steps(
+            head,
+            rows,
+            num_steps=self.config.chain_steps,
+            feed=lambda step: rows.forced_RK[:, step],
+        )
 
 
 def _owns(optimizer: torch.optim.Optimizer, master: Tensor) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_tokenizer, tokenizer_sha
 from hvd_ray.payoff.features import FEATURE_VERSION, FeatureExtractor
 from hvd_ray.payoff.token_classes import TokenClasses, cached_token_classes
+from hvd_ray.pipelines.collect import default_num_workers
+from hvd_ray.pipelines.label_model import ModelFacts, find_model, load_labeller
 from hvd_ray.pipelines.labelling import (
     NUM_SHARDS,
     LabelPlan,
@@ -26,6 +28,7 @@ from hvd_ray.pipelines.output import claimed, read_manifest
 from hvd_ray.pipelines.shards import Counts, Report, RunProgress, run_shards
 from hvd_ray.provenance import provenance
 from hvd_ray.text import HFTextCodec
+from hvd_ray.traces.label import ModelLabeller
 from hvd_ray.traces.schema import SCHEMA_VERSION
 
 
@@ -44,7 +47,9 @@ class LabelOptions:
     """Shards labelled side by side; None: one a core."""
     cut_loops: bool = True
     model: str | None = None
-    """Where the tokenizer is; None: the model that the traces name."""
+    """Where the tokenizer is, and the target if it is needed; None: the model of the traces."""
+    with_eagle3: bool = False
+    """Label the chains of an EAGLE-3 head too, which takes passes of the target."""
 
     def __post_init__(self) -> None:
         for flag, value in (("--shards", self.num_shards), ("--workers", self.num_workers)):
@@ -69,8 +74,13 @@ def label(options: LabelOptions, config: Config, *, progress: RunProgress) -> di
     """
     progress.stage(f"reading the traces in {options.traces}")
     plan = plan_labels(options.traces, num_shards=options.num_shards)
-    classes = token_classes_of(options.model or _noted_model(options, plan), plan.tokenizer_sha)
-    with claimed(options.out, _settings(options, config, plan)) as folder:
+    model = options.model or _noted_model(options, plan)
+    classes = token_classes_of(model, plan.tokenizer_sha)
+    facts = None
+    if options.with_eagle3:
+        config = config.model_copy(update={"model": model})
+        facts = find_model(config, traces=options.traces)
+    with claimed(options.out, _settings(options, config, plan, facts)) as folder:
         _run(plan, classes, options, config, progress)
         result = {**summarise(options.out, plan).as_json(), "shards": len(plan.shards)}
         folder.finish(result, about=provenance(config=config, traces_hash=plan.traces_hash))
@@ -84,10 +94,16 @@ def is_unfinished(traces: Path) -> bool:
 
 
 class LabelWorker:
-    """Labels shards with one feature extractor."""
+    """Labels shards with one feature extractor and, if asked for, one target and head."""
 
     def __init__(
-        self, classes: TokenClasses, config: Config, *, cut_loops: bool, out: Path
+        self,
+        classes: TokenClasses,
+        config: Config,
+        *,
+        cut_loops: bool,
+        out: Path,
+        make_labeller: Callable[[], ModelLabeller] | None = None,
     ) -> None:
         self._label = partial(
             label_one,
@@ -95,6 +111,7 @@ class LabelWorker:
             extractor=FeatureExtractor(classes),
             cut_loops=cut_loops,
             out=out,
+            model_labeller=make_labeller() if make_labeller else None,
         )
         self._out = out
 
@@ -120,10 +137,23 @@ def _run(
         progress.advance(counts.get("done", 0), "labelling")
 
     worker = partial(
-        LabelWorker, classes, config, cut_loops=options.cut_loops, out=options.out.absolute()
+        LabelWorker,
+        classes,
+        config,
+        cut_loops=options.cut_loops,
+        out=options.out.absolute(),
+        make_labeller=partial(load_labeller, config) if options.with_eagle3 else None,
     )
-    num_workers = options.num_workers or len(os.sched_getaffinity(0))
-    run_shards(todo, worker, num_workers=num_workers, on_counts=on_counts)
+    run_shards(todo, worker, num_workers=_num_workers(options, config), on_counts=on_counts)
+
+
+def _num_workers(options: LabelOptions, config: Config) -> int:
+    """As asked; else one a core, as far as the memory goes where each holds a target."""
+    if options.num_workers is not None:
+        return options.num_workers
+    if options.with_eagle3:
+        return default_num_workers(config.model)
+    return len(os.sched_getaffinity(0))
 
 
 def _noted_model(options: LabelOptions, plan: LabelPlan) -> str:
@@ -151,7 +181,9 @@ def token_classes_of(model_name: str, sha: str) -> TokenClasses:
     return cached_token_classes(codec, vocab_size=vocab_size, tokenizer_sha=sha)
 
 
-def _settings(options: LabelOptions, config: Config, plan: LabelPlan) -> Mapping[str, Any]:
+def _settings(
+    options: LabelOptions, config: Config, plan: LabelPlan, facts: ModelFacts | None
+) -> Mapping[str, Any]:
     """What decides the rows; how many workers there are does not."""
     return {
         "command": "traces label",
@@ -162,4 +194,5 @@ def _settings(options: LabelOptions, config: Config, plan: LabelPlan) -> Mapping
         "shards": options.num_shards,
         "cut_loops": options.cut_loops,
         "suffix": config.drafting.suffix.model_dump(mode="json"),
+        "eagle3": asdict(facts) if facts else None,
     }

@@ -14,7 +14,13 @@ import pyarrow.compute as pc
 from hvd_ray.config import SuffixConfig
 from hvd_ray.errors import UserError
 from hvd_ray.pipelines.shards import Report
-from hvd_ray.traces.label import FeatureWriter, ShardLabels, label_shard, shard_of
+from hvd_ray.traces.label import (
+    FeatureWriter,
+    ModelLabeller,
+    ShardLabels,
+    label_shard,
+    shard_of,
+)
 from hvd_ray.traces.schema import TRACES_SCHEMA, Trace
 from hvd_ray.traces.store import (
     parts_of,
@@ -123,6 +129,7 @@ def label_one(
     cut_loops: bool,
     out: Path,
     report: Report,
+    model_labeller: ModelLabeller | None = None,
 ) -> None:
     """Label a shard and write its part, with what was left out in its metadata."""
     labels = label_shard(
@@ -130,6 +137,7 @@ def label_one(
         drafter_config=drafter_config,
         extractor=extractor,
         cut_loops=cut_loops,
+        model_labeller=model_labeller,
         on_trace=lambda num_positions: report({"done": num_positions}),
     )
     counts = {_COUNT_KEY + name.encode(): str(n).encode() for name, n in _counts(labels).items()}

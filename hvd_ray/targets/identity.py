@@ -49,6 +49,20 @@ def model_fingerprint(folder: str | Path) -> str:
     return digest.hexdigest()
 
 
+def head_fingerprint(folder: str | Path) -> str:
+    """sha256 (hex) over a drafter head's configuration and, by sample, its weights.
+
+    Raises:
+        UserError: the folder holds no weights.
+    """
+    folder = Path(folder)
+    digest = hashlib.sha256()
+    _add(digest, b"config", (folder / "config.json").read_bytes())
+    for file in _weights(folder):
+        _add(digest, file.name.encode(), *_weight_samples(file))
+    return digest.hexdigest()
+
+
 def tokenizer_sha(folder: str | Path) -> str:
     """sha256 (hex) over the files that decide which ids a text becomes.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import process_time
 from typing import Any, Protocol
 
@@ -37,6 +37,14 @@ class FeatureWriter(Protocol):
         ...
 
 
+class ModelLabeller(Protocol):
+    """Says what a model drafter's drafts would have been worth."""
+
+    def __call__(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Int32Array:
+        """Accepted length at every output position, int32, shape [T]; 0 where it drafts none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TraceLabels:
     """The labels of one trace."""
@@ -46,6 +54,8 @@ class TraceLabels:
     draft_len_T: Int32Array
     accepted_len_T: Int32Array
     is_visited_T: NDArray[np.bool_]
+    model_accepted_len_T: Int32Array | None = None
+    """The same of a model drafter, where one was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ def label_shard(
     drafter_config: SuffixConfig,
     extractor: FeatureWriter,
     cut_loops: bool = True,
+    model_labeller: ModelLabeller | None = None,
     on_trace: Callable[[int], None] = lambda num_positions: None,  # noqa: ARG005
 ) -> ShardLabels:
     """Label every output position of the traces that share a cache.
@@ -88,13 +99,15 @@ def label_shard(
         drafter_config: of the cache.
         extractor: of the features; the same as decoding uses.
         cut_loops: end a trace where it starts to repeat itself.
+        model_labeller: labels a model drafter's drafts too.
         on_trace: hears of each trace that is done and its number of positions.
     """
     usable, num_failed, num_cut = _usable(traces, cut_loops=cut_loops)
     drafter = SuffixDrafter(drafter_config)
     labels = []
     for trace in in_time_order(usable):
-        labels.append(label_trace(trace, drafter=drafter, extractor=extractor))
+        of_cache = label_trace(trace, drafter=drafter, extractor=extractor)
+        labels.append(_with_model(of_cache, model_labeller))
         on_trace(len(trace.output_token_ids))
     return ShardLabels(labels_to_table(labels), len(usable), num_failed, num_cut)
 
@@ -125,6 +138,14 @@ def label_trace(trace: Trace, *, drafter: Drafter, extractor: FeatureWriter) -> 
                 next_visit += accepted + 1
             walk.commit((token,))
     return TraceLabels(trace, features_TF, draft_len_T, accepted_len_T, is_visited_T)
+
+
+def _with_model(labels: TraceLabels, labeller: ModelLabeller | None) -> TraceLabels:
+    if labeller is None:
+        return labels
+    trace = labels.trace
+    accepted_len_T = labeller(trace.prompt_token_ids, trace.output_token_ids)
+    return replace(labels, model_accepted_len_T=accepted_len_T)
 
 
 def labels_to_table(labels: Sequence[TraceLabels]) -> Any:
@@ -173,9 +194,13 @@ def _table(labels: TraceLabels, schema: Any) -> Any:
         "is_visited": labels.is_visited_T,
         "draft_len": labels.draft_len_T,
         "accepted_len": labels.accepted_len_T,
-        "eagle3_accepted_len": pa.nulls(size, pa.int32()),
+        "eagle3_accepted_len": _or_nulls(labels.model_accepted_len_T, size),
         "split": pa.repeat(trace.split, size),
     }
     for name, values_T in zip(FEATURE_NAMES, by_feature_FT, strict=True):
         columns[name] = values_T
     return pa.table(columns, schema=schema)
+
+
+def _or_nulls(values_T: Int32Array | None, size: int) -> Any:
+    return pa.nulls(size, pa.int32()) if values_T is None else values_T

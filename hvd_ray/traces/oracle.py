@@ -97,7 +97,7 @@ def _cheapest_moves(
 def _moves(position: int, place: _Place, model: ModelDrafts | None) -> list[_Move]:
     """Every source cut to every length it would be accepted at, the longest first."""
     found = [_Move(place.source, length) for length in range(place.accepted_len, 0, -1)]
-    if model is not None:
+    if model is not None and position > 0:  # no model draft before the prompt's own pass
         accepted = int(model.accepted_len_T[position])
         found += [_Move(model.source, length) for length in range(accepted, 0, -1)]
     return [*found, _PLAIN]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hvd_ray.context import DecodeContext
 from hvd_ray.drafting.base import Drafter
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.features import HIGH_PAYOFF
@@ -45,13 +46,24 @@ class PayoffOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelDrafts:
-    """How a model drafter would have fared, from the labels: replay cannot run it."""
+    """How a model drafter would have fared, from the labels: replay cannot run it.
+
+    It says what `ModelDrafter.room` says live.
+    """
 
     source: Source
     accepted_len_T: Int32Array
     """Draft tokens that the target would have accepted at each position of the output."""
     max_draft_tokens: int = MAX_COUNT
     """Length of its drafts, where the room allows."""
+    context_length: int = MAX_COUNT
+    """Prompt and output tokens past which it drafts no more."""
+
+    def room(self, context: DecodeContext) -> int:
+        """The most tokens that it could draft now: none before the prompt's own pass."""
+        if context.num_generated == 0:
+            return 0
+        return max(0, min(self.max_draft_tokens, self.context_length - len(context.token_ids)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +133,10 @@ def replay(
     with walking(trace, drafter) as walk:
         while (position := walk.context.num_generated) < len(output):
             cache = walk.look_up()
-            decision = policy.decide(_candidates(cache, walk, model), walk.context)
+            candidates = _candidates(cache, walk, model)
+            decision = policy.decide(candidates, walk.context)
             payoff = accepted_len(cache, output, position)
-            draft_len, accepted = _verify(decision, cache, payoff, position, walk, model)
+            draft_len, accepted = _verify(decision, candidates, payoff, position, model)
             step = _step(len(steps), position, decision, cache, draft_len, accepted, len(output))
             steps.append(step)
             if cache.token_ids:
@@ -162,23 +175,23 @@ def summarize(replays: Iterable[Replay]) -> ReplaySummary:
 def _candidates(cache: Draft, walk: Walk, model: ModelDrafts | None) -> Candidates:
     if model is None:
         return Candidates(cache)
-    return Candidates(cache, model.source, min(walk.context.room, model.max_draft_tokens))
+    limit = min(walk.context.room, model.room(walk.context))
+    return Candidates(cache, model.source, limit)
 
 
 def _verify(
     decision: Decision,
-    cache: Draft,
+    candidates: Candidates,
     payoff: int,
     position: int,
-    walk: Walk,
     model: ModelDrafts | None,
 ) -> tuple[int, int]:
     """`(drafted, accepted)` of what the policy chose."""
-    if decision.source == cache.source and decision.length > 0:
-        drafted = min(decision.length, len(cache))
+    if decision.source == candidates.cache.source and decision.length > 0:
+        drafted = min(decision.length, len(candidates.cache))
         return drafted, min(payoff, drafted)
     if model is not None and decision.source == model.source:
-        drafted = min(decision.length, walk.context.room, model.max_draft_tokens)
+        drafted = min(decision.length, candidates.model_limit)
         return drafted, min(int(model.accepted_len_T[position]), drafted)
     return 0, 0
 

@@ -176,7 +176,12 @@ _LABEL_COLUMNS_BEFORE = [
 _LABEL_COLUMNS_AFTER = [
     _column("draft_len", pa.int32(), "length of the cache's draft; 0 where it has none"),
     _column("accepted_len", pa.int32(), "longest prefix of the draft that the output repeats"),
-    _column("eagle3_accepted_len", pa.int32(), "the same for the model drafter", nullable=True),
+    _column(
+        "eagle3_accepted_len",
+        pa.int32(),
+        "the same for an EAGLE-3 chain, 0 where it drafts none; null: not labelled",
+        nullable=True,
+    ),
     _column("split", pa.string(), "train, test or empty"),
 ]
 

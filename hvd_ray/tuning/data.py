@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,16 @@ from hvd_ray.types import Int32Array, Source
 
 
 @dataclass(frozen=True, slots=True)
+class ModelNote:
+    """The model drafter whose drafts were labelled too."""
+
+    num_tokens: int
+    """Length of its chains."""
+    context_length: int
+    """Tokens past which it drafts no more."""
+
+
+@dataclass(frozen=True, slots=True)
 class LabelNote:
     """How labels were made, as their manifest says."""
 
@@ -43,6 +53,7 @@ class LabelNote:
     cut_loops: bool
     suffix: SuffixConfig
     model: str | None
+    eagle3: ModelNote | None = None
 
     @classmethod
     def read(cls, labels: Path) -> LabelNote:
@@ -57,12 +68,14 @@ class LabelNote:
                 f"{labels}: no labels ({MANIFEST} of `hvd traces label` is missing); "
                 "make them with `hvd traces label TRACES_DIR`"
             )
+        eagle3 = settings.get("eagle3")
         return cls(
             settings["traces_hash"],
             settings["shards"],
             settings["cut_loops"],
             SuffixConfig.model_validate(settings["suffix"]),
             manifest.get("model"),
+            ModelNote(eagle3["num_tokens"], eagle3["context_length"]) if eagle3 else None,
         )
 
 
@@ -76,6 +89,8 @@ class Material:
     plan: LabelPlan
     model: str
     """The target whose traces these are."""
+    model_drafter: ModelNote | None = None
+    """The model drafter to replay with, if its drafts were labelled."""
 
     @property
     def tokenizer_sha(self) -> str:
@@ -118,7 +133,10 @@ class Material:
                 drafter=SuffixDrafter(self.note.suffix),
                 on_trace=lambda trace: on_tokens(len(trace.output_token_ids)),
             )
-        models = model_drafts(label_table(self.labels), {trace.trace_id for trace, _ in found})
+        models = {}
+        if self.model_drafter is not None:
+            names = {trace.trace_id for trace, _ in found}
+            models = model_drafts(label_table(self.labels), names, self.model_drafter)
         traces = tuple(trace for trace, _ in found)
         records = tuple(record for _, record in found)
         return ReplaySet(traces, records, tuple(models.get(t.trace_id) for t in traces))
@@ -139,7 +157,8 @@ def open_material(labels: Path, traces: Path, config: Config) -> Material:
             f"`hvd traces label {traces}`"
         )
     _refuse_other_cache(labels, note.suffix, config.drafting.suffix)
-    return Material(labels, traces, note, plan, _model_of(note, traces, plan, config))
+    drafter = _model_drafter(labels, note.eagle3, config.drafting.eagle3.num_tokens)
+    return Material(labels, traces, note, plan, _model_of(note, traces, plan, config), drafter)
 
 
 def label_table(labels: Path) -> Any:
@@ -207,11 +226,8 @@ def fit_labels(table: Any, validation: frozenset[str]) -> Labels:
     return read_labels_table(table.set_column(index, field, pa.array(side_N, pa.string())))
 
 
-def model_drafts(table: Any, trace_ids: set[str]) -> dict[str, ModelDrafts]:
+def model_drafts(table: Any, trace_ids: set[str], note: ModelNote) -> dict[str, ModelDrafts]:
     """What the labels say of a model drafter, for the traces where they say it everywhere."""
-    column = table.column("eagle3_accepted_len")
-    if column.null_count == len(column):
-        return {}
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -223,7 +239,7 @@ def model_drafts(table: Any, trace_ids: set[str]) -> dict[str, ModelDrafts]:
     )
     pieces = np.split(accepted_N, first[1:])
     return {
-        str(name): ModelDrafts(Source.EAGLE3, piece)
+        str(name): ModelDrafts(Source.EAGLE3, piece, note.num_tokens, note.context_length)
         for name, piece in zip(names, pieces, strict=True)
         if (piece >= 0).all()
     }
@@ -238,6 +254,19 @@ def _model_of(note: LabelNote, traces: Path, plan: LabelPlan, config: Config) ->
     if config.model != DEFAULT_MODEL:
         return config.model
     return str(note.model or (read_manifest(traces) or {}).get("model") or plan.model)
+
+
+def _model_drafter(labels: Path, theirs: ModelNote | None, num_tokens: int) -> ModelNote | None:
+    """The labelled drafter with chains of the configuration's length, which labels bound."""
+    if theirs is None:
+        return None
+    if num_tokens > theirs.num_tokens:
+        raise UserError(
+            f"{labels}: labelled with drafting.eagle3.num_tokens={theirs.num_tokens}, and this run "
+            f"has {num_tokens}; label the traces again, or add "
+            f"drafting.eagle3.num_tokens={theirs.num_tokens}"
+        )
+    return replace(theirs, num_tokens=num_tokens)
 
 
 def _refuse_other_cache(labels: Path, theirs: SuffixConfig, ours: SuffixConfig) -> None:

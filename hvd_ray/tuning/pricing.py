@@ -11,6 +11,7 @@ from hvd_ray.config import Config
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost import CostTable, PassCost
 from hvd_ray.payoff.cost_file import CostFile, read_costs, write_costs
+from hvd_ray.types import Source
 
 PASS = "pass"
 """`--costs pass`: every target pass costs the same, whatever it verifies."""
@@ -39,6 +40,19 @@ class Pricing:
         if self.file is None:
             return {"costs": PASS}
         return {"costs": self.file.key.model_dump()}
+
+    def check_model_price(self, labels: Path) -> None:
+        """See that the drafts of an EAGLE-3 head have a price.
+
+        Raises:
+            UserError: the table was measured without a head, so that its drafts would be free.
+        """
+        if self.file is not None and Source.EAGLE3 not in self.file.draft_ms:
+            raise UserError(
+                f"{labels}: labels an EAGLE-3 head's drafts, and the cost table has no price for "
+                "them; measure again with `hvd calibrate`, or count target passes with "
+                "--costs pass"
+            )
 
     def save(self, folder: Path) -> None:
         if self.file is not None:

@@ -124,6 +124,8 @@ class _Match:
         assert options.traces is not None
         pricing = find_pricing(options.costs, config)
         material = open_material(options.labels, options.traces, config)
+        if material.model_drafter is not None:
+            pricing.check_model_price(options.labels)
         sha = material.tokenizer_sha or None
         shards = material.shards()
         counted = Counted(progress, num_output_tokens(shards), "looking up the test drafts")

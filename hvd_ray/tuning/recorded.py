@@ -123,19 +123,22 @@ class ReplaySet:
         arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
         models = [_model_column(m, t) for m, t in zip(self.models, self.traces, strict=True)]
         with atomic_path(folder / "lookups.npz") as draft, draft.open("wb") as handle:
-            np.savez(handle, model_accepted=np.concatenate(models), **arrays)
+            bounds = np.array([_model_bounds(model) for model in self.models], np.int32)
+            np.savez(handle, model_accepted=np.concatenate(models), model_bounds=bounds, **arrays)
 
     @classmethod
     def load(cls, folder: Path) -> ReplaySet:
         traces = tuple(read_traces(folder / "traces.parquet"))
         with np.load(folder / "lookups.npz", allow_pickle=False) as arrays:
-            columns = {name: arrays[name] for name in (*_FIELDS, "model_accepted")}
+            names = (*_FIELDS, "model_accepted", "model_bounds")
+            columns = {name: arrays[name] for name in names}
         ends = np.cumsum([len(trace.output_token_ids) for trace in traces])[:-1]
         token_ends = np.cumsum([part.sum() for part in np.split(columns["lengths"], ends)])[:-1]
         cuts = {name: token_ends if name in ("token_ids", "probs") else ends for name in _FIELDS}
         parts = [np.split(columns[name], cuts[name]) for name in _FIELDS]
         records = tuple(DraftRecord(*row) for row in zip(*parts, strict=True))
-        models = tuple(map(_model_drafts, np.split(columns["model_accepted"], ends)))
+        accepted = np.split(columns["model_accepted"], ends)
+        models = tuple(map(_model_drafts, accepted, columns["model_bounds"].tolist()))
         return cls(traces, records, models)
 
 
@@ -197,7 +200,11 @@ def _model_column(model: ModelDrafts | None, trace: Trace) -> Int32Array:
     return model.accepted_len_T.astype(np.int32)
 
 
-def _model_drafts(accepted_len_T: Int32Array) -> ModelDrafts | None:
+def _model_bounds(model: ModelDrafts | None) -> tuple[int, int]:
+    return (0, 0) if model is None else (model.max_draft_tokens, model.context_length)
+
+
+def _model_drafts(accepted_len_T: Int32Array, bounds: tuple[int, int]) -> ModelDrafts | None:
     if len(accepted_len_T) == 0 or (accepted_len_T == _NO_MODEL).any():
         return None
-    return ModelDrafts(Source.EAGLE3, accepted_len_T)
+    return ModelDrafts(Source.EAGLE3, accepted_len_T, *bounds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ def run_sweep(
     material = open_material(options.labels, options.traces, config)
     config = config.model_copy(update={"model": material.model, "seed": sweep.seed})
     pricing = find_pricing(options.costs, config)
+    if material.model_drafter is not None:
+        pricing.check_model_price(options.labels)
     folder = SweepFolder(options.out.absolute())
     settings = _settings(sweep, material, pricing)
     _refuse_unasked(folder, is_resumed=options.is_resumed)
@@ -222,6 +224,7 @@ def _settings(sweep: SweepSettings, material: Material, pricing: Pricing) -> Map
         "traces_hash": material.note.traces_hash,
         "labels": str(material.labels.absolute()),
         "model": material.model,
+        "model_drafter": asdict(material.model_drafter) if material.model_drafter else None,
         "costs": hashlib.sha256(costs.encode()).hexdigest()[:16],
         **sweep.model_dump(mode="json", exclude={"concurrency"}),
     }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +13,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from hvd_ray.config import Config
+from hvd_ray.drafting.eagle3_checkpoint import save_head
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
 from hvd_ray.pipelines.collect import CollectOptions, collect
 from hvd_ray.pipelines.label import LabelOptions, label
 from hvd_ray.traces.store import read_labels, read_steps, read_traces
+from hvd_ray.tuning.data import LabelNote, ModelNote
+from tests.unit.drafting.eagle3_heads import random_head
 
 pytestmark = pytest.mark.ray
 
@@ -170,6 +175,57 @@ def test_labels_are_the_same_for_any_number_of_workers(collected, tmp_path):
         assert result["positions"] == tables[-1].num_rows
     assert tables[0].equals(tables[1])
     assert set(tables[0]["split"].to_pylist()) == {"train", "test"}
+
+
+@pytest.fixture(scope="module")
+def with_head(tiny_llama_path, tmp_path_factory) -> Config:
+    """The tiny target's own settings with a random head for it."""
+    from transformers import AutoConfig
+
+    target = AutoConfig.from_pretrained(str(tiny_llama_path))
+    head = random_head(
+        variant=lambda base: replace(
+            base,
+            vocab_size=target.vocab_size,
+            draft_vocab_size=target.vocab_size,
+            hidden_size=target.hidden_size,
+            target_hidden_size=target.hidden_size,
+            aux_layer_ids=(0, 1, 2),
+            max_position_embeddings=150,
+        )
+    )
+    folder = tmp_path_factory.mktemp("heads") / "random"
+    save_head(head, folder, dtype=torch.float32)
+    settings = {"dtype": "float32", "drafting": {"eagle3": {"head": str(folder)}}}
+    return Config.model_validate(settings)
+
+
+def test_labels_of_a_head_are_the_same_for_any_number_of_workers(collected, with_head, tmp_path):
+    tables = []
+    for workers in (1, 2):
+        out = tmp_path / f"labels-{workers}"
+        options = LabelOptions(collected, out, num_workers=workers, with_eagle3=True)
+        label(options, with_head, progress=Silent())
+        tables.append(_labels(out))
+    assert tables[0].equals(tables[1])
+    column = tables[0]["eagle3_accepted_len"]
+    assert column.null_count == 0
+    assert max(column.to_pylist()) >= 1
+    noted = LabelNote.read(out)
+    assert noted.eagle3 == ModelNote(num_tokens=4, context_length=150)
+    facts = json.loads((out / "manifest.json").read_text())["settings"]["eagle3"]
+    assert facts["dtype"] == "float32"
+    assert len(facts["target"]) == len(facts["head"]) == 64
+
+
+def test_traces_of_another_target_are_refused(collected, with_head, tiny_llama_path, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_llama_path, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    options = LabelOptions(collected, tmp_path / "out", model=str(other), with_eagle3=True)
+    with pytest.raises(UserError, match="collected from another model than"):
+        label(options, with_head, progress=Silent())
 
 
 def test_a_killed_labelling_ends_with_the_same_rows(env, collected, tmp_path):

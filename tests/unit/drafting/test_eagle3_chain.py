@@ -10,7 +10,7 @@ import torch
 
 from hvd_ray.drafting.eagle3 import Eagle3Config, Eagle3Head
 from hvd_ray.drafting.eagle3_chain import chain_steps, pack
-from hvd_ray.drafting.eagle3_eval import accepted_lengths, walk
+from hvd_ray.drafting.eagle3_eval import response_lengths, walk
 from hvd_ray.drafting.eagle3_states import Response, ResponseStates
 
 from .eagle3_heads import random_head, random_states
@@ -49,7 +49,15 @@ def test_packed_chains_equal_single_chains(variant: str, is_forced: bool) -> Non
     head = random_head(variant=VARIANTS[variant])
     sequences = [random_states(head, num_prompt=n, num_output=m) for n, m in ((5, 6), (3, 9))]
     rows = pack(sequences, num_steps=3)
-    steps = list(chain_steps(head, rows, num_steps=3, is_forced=is_forced))
+    steps: list[torch.Tensor] = []
+
+    def feed(step: int) -> torch.Tensor:
+        if is_forced:
+            return rows.forced_RK[:, step]
+        return head.target_ids(head.logits(steps[-1]).argmax(-1))
+
+    for normed_RH in chain_steps(head, rows, num_steps=3, feed=feed):
+        steps.append(normed_RH)
     first = 0
     for states in sequences:
         num_roots = states.num_rows - 2
@@ -90,7 +98,7 @@ def test_accepted_lengths_count_to_the_first_difference() -> None:
     tokens[root + 2 : root + 4] = torch.tensor(drafts[:2])
     tokens[root + 4] = (drafts[2] + 1) % head.config.vocab_size
     recorded = replace(states, token_ids_T=tokens)
-    assert accepted_lengths(head, recorded, num_steps=3)[0] == 2
+    assert response_lengths(head, recorded, num_steps=3)[0] == 2
 
 
 def test_walk_visits_as_decoding_would() -> None:

@@ -75,9 +75,8 @@ class Listening:
     proposals: dict[int, tuple[int, ...]] = field(default_factory=dict)
     source: Source = Source.EAGLE3
 
-    @property
-    def max_draft_tokens(self) -> int:
-        return self.inner.max_draft_tokens
+    def room(self, request_id: str) -> int:
+        return self.inner.room(request_id)
 
     def start(self, request: Request) -> None:
         self.inner.start(request)

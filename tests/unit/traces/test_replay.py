@@ -158,19 +158,26 @@ def test_a_decision_may_cut_the_draft(make_trace):
 
 def test_a_model_drafter_is_replayed_from_its_labels(make_trace):
     trace = make_trace(output=tuple(range(1, 11)))
-    model = ModelDrafts(Source.EAGLE3, np.array([3, 0, 0, 0, 1, 0, 9, 9, 9, 9], np.int32))
+    model = ModelDrafts(Source.EAGLE3, np.array([0, 3, 0, 0, 1, 0, 9, 9, 9, 9], np.int32))
     run = replay(trace, AlwaysModel(), model=model)
     moves = [(step.position, step.drafted, step.accepted, step.emitted) for step in run.steps]
-    assert moves == [(0, 9, 3, 4), (4, 5, 1, 2), (6, 3, 3, 4)]
-    assert {step.source for step in run.steps} == {Source.EAGLE3}
+    assert moves == [(0, 0, 0, 1), (1, 8, 3, 4), (5, 4, 0, 1), (6, 3, 3, 4)]
+    assert [step.source for step in run.steps] == [Source.NONE, *[Source.EAGLE3] * 3]
 
 
 def test_a_model_drafter_drafts_no_more_than_its_own_length(make_trace):
     trace = make_trace(output=tuple(range(1, 11)))
-    accepted_T = np.array([3, 0, 0, 0, 1, 0, 9, 9, 9, 9], np.int32)
+    accepted_T = np.array([9, 3, 0, 0, 1, 0, 9, 9, 9, 9], np.int32)
     run = replay(trace, AlwaysModel(), model=ModelDrafts(Source.EAGLE3, accepted_T, 2))
     moves = [(step.position, step.drafted, step.accepted) for step in run.steps]
-    assert moves == [(0, 2, 2), (3, 2, 0), (4, 2, 1), (6, 2, 2), (9, 0, 0)]
+    assert moves == [(0, 0, 0), (1, 2, 2), (4, 2, 1), (6, 2, 2), (9, 0, 0)]
+
+
+def test_a_model_drafter_drafts_nothing_past_its_own_context(make_trace):
+    trace = make_trace(prompt=(1, 2, 3), output=tuple(range(1, 11)))
+    model = ModelDrafts(Source.EAGLE3, np.zeros(10, np.int32), 4, context_length=8)
+    run = replay(trace, AlwaysModel(), model=model)
+    assert [step.drafted for step in run.steps] == [0, 4, 3, 2, 1, 0, 0, 0, 0, 0]
 
 
 def _every_way(trace, costs, depth):
@@ -216,8 +223,8 @@ def test_the_oracle_drafts_only_what_is_accepted_and_uses_the_model(make_trace):
     trace = make_trace(prompt=(1, 2), output=tuple(range(5, 15)))
     model = ModelDrafts(Source.EAGLE3, np.array([4] * 10, np.int32))
     run = replay_oracle(trace, drafter=SuffixDrafter(), model=model)
-    assert [step.emitted for step in run.steps] == [5, 5]
-    assert {step.source for step in run.steps} == {Source.EAGLE3}
+    assert [step.emitted for step in run.steps] == [1, 5, 4]
+    assert [step.source for step in run.steps] == [Source.NONE, Source.EAGLE3, Source.EAGLE3]
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
+from hvd_ray.payoff.cost import PassCost
+from hvd_ray.payoff.cost_file import CostFile, CostKey
 from hvd_ray.payoff.dataset import TEST
+from hvd_ray.payoff.policy import AlwaysModel
 from hvd_ray.traces.store import read_traces, write_traces
 from hvd_ray.tuning.data import (
+    ModelNote,
     fit_labels,
     label_table,
     model_drafts,
@@ -22,9 +27,12 @@ from hvd_ray.tuning.data import (
     train_sessions,
     validation_sessions,
 )
+from hvd_ray.tuning.pricing import Pricing
 from hvd_ray.tuning.space import Validation
+from hvd_ray.types import Source
 from tests.unit.tuning.conftest import Data
 
+NOTE = ModelNote(num_tokens=3, context_length=100)
 TOKENS = st.dictionaries(
     st.sampled_from(["chat", "tools", "sql"]),
     st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.integers(1, 500), min_size=1),
@@ -105,15 +113,16 @@ def test_look_ups_agree_with_the_labels(data: Data) -> None:
 
 def test_model_drafts_are_taken_where_the_labels_have_them_all(data: Data) -> None:
     table = label_table(data.labels)
-    assert model_drafts(table, {"chat-0"}) == {}
+    assert model_drafts(table, {"chat-0"}, NOTE) == {}
     accepted = np.arange(table.num_rows) % 4
     names = np.array(table.column("trace_id").to_pylist())
     accepted = np.where((names == "chat-1") & (accepted == 2), -1, accepted)
     column = pa.array([None if a < 0 else int(a) for a in accepted], pa.int32())
     index = table.schema.get_field_index("eagle3_accepted_len")
     table = table.set_column(index, table.schema.field(index), column)
-    found = model_drafts(table, {"chat-0", "chat-1"})
+    found = model_drafts(table, {"chat-0", "chat-1"}, NOTE)
     assert set(found) == {"chat-0"}
+    assert (found["chat-0"].max_draft_tokens, found["chat-0"].context_length) == (3, 100)
     assert found["chat-0"].accepted_len_T.tolist() == accepted[names == "chat-0"].tolist()
 
 
@@ -143,3 +152,55 @@ def test_the_model_is_the_named_one_or_that_of_the_traces(data: Data, tmp_path: 
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {"model": "noted"}))
     assert open_material(copy, data.traces, Config()).model == "noted"
+
+
+def _with_model_labels(data: Data, folder: Path, *, num_tokens: int) -> Path:
+    """The labels with a head's chains of `num_tokens`, as their manifest and their rows say."""
+    copy = folder / "labels"
+    shutil.copytree(data.labels, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["settings"]["eagle3"] = {"num_tokens": num_tokens, "context_length": 50}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    for file in (copy / "labels").glob("*.parquet"):
+        table = pq.read_table(file)
+        index = table.schema.get_field_index("eagle3_accepted_len")
+        ones = pa.array([1] * table.num_rows, pa.int32())
+        pq.write_table(table.set_column(index, table.schema.field(index), ones), file)
+    return copy
+
+
+def test_a_labelled_head_is_replayed_within_its_own_bounds(data: Data, tmp_path: Path) -> None:
+    labels = _with_model_labels(data, tmp_path, num_tokens=4)
+    config = Config.model_validate({"drafting": {"eagle3": {"num_tokens": 2}}})
+    material = open_material(labels, data.traces, config)
+    found = material.replay_set(material.shards(), lambda trace: trace.workload == "tools")
+    assert {(m.max_draft_tokens, m.context_length) for m in found.models if m} == {(2, 50)}
+    steps = [step for run in found.replays(AlwaysModel(), PassCost()) for step in run.steps]
+    drafted = {step.position: step.drafted for step in steps}
+    assert drafted[0] == 0, "no model draft before the prompt's pass"
+    assert max(drafted.values()) == 2
+    assert all(step.drafted == 0 for step in steps if step.position >= 30), "prompts of 20 tokens"
+
+
+def test_chains_longer_than_the_labelled_ones_are_refused(data: Data, tmp_path: Path) -> None:
+    labels = _with_model_labels(data, tmp_path, num_tokens=3)
+    with pytest.raises(UserError, match=r"num_tokens=3, and this run has 4"):
+        open_material(labels, data.traces, Config())
+
+
+def test_labels_of_the_cache_alone_replay_without_a_model(data: Data) -> None:
+    material = open_material(data.labels, data.traces, Config())
+    assert material.model_drafter is None
+    found = material.replay_set(material.shards(), lambda trace: trace.workload == "tools")
+    assert set(found.models) == {None}
+
+
+def test_a_cost_table_without_a_price_for_the_head_is_refused() -> None:
+    key = CostKey(model="m", dtype="float32", engine="torch", device="cpu", num_threads=1)
+    unpriced = CostFile(key=key, rows=(1, 2), verify_ms=(1.0, 2.0), provenance={})
+    with pytest.raises(UserError, match="no price for them; measure again with `hvd calibrate`"):
+        Pricing(unpriced).check_model_price(Path("labels"))
+    Pricing(unpriced.model_copy(update={"draft_ms": {Source.EAGLE3: 1.0}})).check_model_price(
+        Path("labels")
+    )
+    Pricing().check_model_price(Path("labels"))

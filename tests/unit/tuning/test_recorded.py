@@ -80,7 +80,7 @@ def test_traces_that_are_not_judged_fill_the_cache(phrases):
 def test_a_set_comes_back_from_disk_as_it_was(phrases, tmp_path: Path):
     recorded = _record(phrases, _is_judged)
     models = tuple(
-        ModelDrafts(Source.EAGLE3, np.arange(len(t.output_token_ids), dtype=np.int32) % 5)
+        ModelDrafts(Source.EAGLE3, np.arange(len(t.output_token_ids), dtype=np.int32) % 5, 3, 70)
         if i % 2
         else None
         for i, t in enumerate(recorded.traces)
@@ -92,6 +92,7 @@ def test_a_set_comes_back_from_disk_as_it_was(phrases, tmp_path: Path):
     policy = CostPolicy(ByScore(), COSTS)
     assert found.replays(policy, COSTS) == recorded.replays(policy, COSTS)
     assert [m is None for m in found.models] == [m is None for m in models]
+    assert {(m.max_draft_tokens, m.context_length) for m in found.models if m} == {(3, 70)}
     sources = {step.source for run in found.replays(policy, COSTS) for step in run.steps}
     assert Source.EAGLE3 in sources
 
