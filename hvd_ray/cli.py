@@ -24,6 +24,7 @@ COMMAND_MODULES = (
     "tune",
     "promote",
     "drafter",
+    "serve",
     "ui",
     "bench",
     "report",

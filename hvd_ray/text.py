@@ -42,6 +42,10 @@ class TextCodec(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, control tokens too; part of a character shows as U+FFFD."""
+        ...
+
     def stream(self) -> TextStream: ...
 
 
@@ -124,6 +128,11 @@ class HFTextCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return _decode(self.tokenizer, token_ids)
+
+    def token_text(self, token_id: int) -> str:
+        text = self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
 
     def stream(self) -> TextStream:
         return _HFTextStream(self.tokenizer)

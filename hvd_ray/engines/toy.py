@@ -97,5 +97,8 @@ class ToyCodec:
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(chr(token + FIRST_LETTER - 1) for token in token_ids if token != EOS)
 
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id]) or "<end>"
+
     def stream(self) -> TextStream:
         return _ToyStream()

@@ -33,7 +33,9 @@ SECONDS_TO_BE_OWNED = 60
 
 
 @contextmanager
-def connected(*, num_cpus: int, address: str | None = None) -> Iterator[Any]:
+def connected(
+    *, num_cpus: int, address: str | None = None, has_dashboard: bool = False
+) -> Iterator[Any]:
     """Give the `ray` module, connected; end only what was started here.
 
     A process that is connected already stays as it is.
@@ -42,6 +44,7 @@ def connected(*, num_cpus: int, address: str | None = None) -> Iterator[Any]:
         num_cpus: logical CPUs that the work needs at once; a private Ray is given that many,
             whatever the machine has, and a running cluster must have them.
         address: a running cluster; None: what `RAY_ADDRESS` says.
+        has_dashboard: whether a private Ray shows its pages, on loopback.
 
     Raises:
         UserError: the cluster cannot be reached or is too small.
@@ -54,7 +57,7 @@ def connected(*, num_cpus: int, address: str | None = None) -> Iterator[Any]:
         _refuse_if_too_small(ray, num_cpus)
         yield ray
         return
-    start = _own(ray, num_cpus) if chosen in OWN else _joined(ray, chosen)
+    start = _own(ray, num_cpus, has_dashboard) if chosen in OWN else _joined(ray, chosen)
     with start:
         _quiet_data()
         _refuse_if_too_small(ray, num_cpus)
@@ -62,14 +65,14 @@ def connected(*, num_cpus: int, address: str | None = None) -> Iterator[Any]:
 
 
 @contextmanager
-def _own(ray: Any, num_cpus: int) -> Iterator[None]:
+def _own(ray: Any, num_cpus: int, has_dashboard: bool) -> Iterator[None]:
     """A private Ray on this machine, with a temporary folder of its own."""
     with _temp_dir() as folder:
         try:
             ray.init(
                 address="local",  # never what an unclean end of another Ray has left behind
                 num_cpus=num_cpus,
-                include_dashboard=False,
+                include_dashboard=has_dashboard,
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 logging_level=logging.ERROR,

@@ -1,0 +1,183 @@
+"""The front and its replicas as deployments of Ray Serve, thin adapters both.
+
+`build` makes the application: `serve run hvd_ray.serving.app:build policy.name=suffix`, or a YAML
+of Serve's with `import_path: hvd_ray.serving.app:build` and the settings under `args`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+
+from hvd_ray.config import read_settings
+from hvd_ray.serving.auth import load_keys
+from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
+from hvd_ray.serving.front import Front
+from hvd_ray.serving.handle import HandleBackend
+from hvd_ray.serving.replica import Replica
+from hvd_ray.serving.settings import ServeConfig, hot_settings, serve_config
+
+FRONT, REPLICA = "Front", "Replica"
+ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+FRONT_REQUESTS = 4096
+"""More than any replica takes: it is the replicas that say when it is too much."""
+
+_log = logging.getLogger(__name__)
+
+
+class BuildArgs(BaseModel):
+    """What `build` takes: the settings of `hvd serve`, nested or as `section.key`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def config(self) -> ServeConfig:
+        """The settings, validated.
+
+        Raises:
+            UserError: a key is unknown or a value out of range.
+        """
+        given = self.model_extra or {}
+        words = [f"{key}={value}" for key, value in given.items() if isinstance(value, str)]
+        tree = {key: value for key, value in given.items() if not isinstance(value, str)}
+        for word in words:
+            _merge(tree, read_settings(None, [word]))
+        return serve_config(tree)
+
+
+def _merge(tree: dict[str, Any], other: dict[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+class ReplicaDeployment:
+    """A `Replica` in a process of its own."""
+
+    def __init__(self, tree: dict[str, Any]) -> None:
+        _log_as_serve_does()
+        self._config = serve_config(tree)
+        self._replica: Replica | None = None
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve calls it once before the first request, and when `user_config` has changed."""
+        from hvd_ray.serving.opening import open_replica
+
+        if self._replica is None:
+            self._replica = open_replica(self._config, hot_settings(user_config))
+            self._replica.poll_every(self._config.serving.poll_s)
+        else:
+            await self._replica.reconfigure(user_config)
+
+    async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
+        async for batch in self._served.serve(call):
+            yield batch
+
+    async def state(self) -> ReplicaState:
+        return await self._served.state()
+
+    async def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], tuple[str, ...]] | Failure:
+        return await self._served.tokenize(prompt)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str | Failure:
+        return await self._served.detokenize(token_ids)
+
+    def check_health(self) -> None:
+        """Serve replaces a replica whose check fails."""
+        if self._replica is not None and not self._replica.is_healthy:
+            raise RuntimeError("the decoding thread has stopped or hangs")
+
+    @property
+    def _served(self) -> Replica:
+        assert self._replica is not None, "Serve reconfigures a replica before its first request"
+        return self._replica
+
+
+@serve.ingress()
+class FrontDeployment:
+    """A `Front` over the replicas' handle."""
+
+    def __init__(self, tree: dict[str, Any], replicas: DeploymentHandle) -> None:
+        _log_as_serve_does()
+        config = serve_config(tree)
+        self._backend = HandleBackend(replicas)
+        self._keys = load_keys(config.serving.api_keys)
+        self._limits = config.serving.limits
+        self._front: Front | None = None
+
+    async def __serve_build_asgi_app__(self) -> Starlette:
+        state = await self._backend.first_state()
+        self._front = Front(self._backend, state.facts, self._keys, self._limits)
+        return self._front.app()
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self._limits = hot_settings(user_config).limits
+        if self._front is not None:
+            self._front.limits = self._limits
+
+
+def build(args: BuildArgs) -> serve.Application:
+    """The application of these settings.
+
+    Raises:
+        UserError: a setting is unknown or out of range.
+    """
+    return application(args.config())
+
+
+def application(config: ServeConfig) -> serve.Application:
+    """A front over replicas."""
+    tree = config.lasting
+    serving, limits = config.serving, config.serving.limits
+    scale: dict[str, Any] = {"num_replicas": serving.replicas}
+    if serving.autoscaling is not None:
+        scale = {
+            "autoscaling_config": {
+                "min_replicas": serving.autoscaling.min_replicas,
+                "max_replicas": serving.autoscaling.max_replicas,
+                "target_ongoing_requests": serving.autoscaling.target_requests,
+            }
+        }
+    replica = serve.deployment(
+        name=REPLICA,
+        ray_actor_options={
+            "num_cpus": serving.cpus_per_replica,
+            "num_gpus": serving.gpus_per_replica,
+        },
+        max_ongoing_requests=max(256, 4 * limits.max_requests),
+        max_queued_requests=limits.max_requests,
+        user_config=config.hot,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        graceful_shutdown_timeout_s=serving.drain_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=5.0,
+        health_check_timeout_s=30.0,
+        **scale,
+    )(ReplicaDeployment)
+    front = serve.deployment(
+        name=FRONT,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=FRONT_REQUESTS,
+        user_config=config.hot,
+        graceful_shutdown_timeout_s=serving.drain_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=5.0,
+    )(FrontDeployment)
+    return front.bind(tree, replica.bind(tree))
+
+
+def _log_as_serve_does() -> None:
+    """Into the files of Serve's own log, with its request ids."""
+    ours, serves = logging.getLogger("hvd_ray"), logging.getLogger("ray.serve")
+    ours.handlers = list(serves.handlers)
+    ours.setLevel(os.environ.get("HVD_LOG_LEVEL", "INFO"))
+    ours.propagate = False

@@ -1,0 +1,477 @@
+"""The HTTP front: OpenAI's endpoints over a backend that decodes.
+
+It knows no model: it checks who calls and what they ask, passes calls on, and shapes the events
+that come back. Errors are OpenAI-shaped whatever their cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from hvd_ray import __version__
+from hvd_ray.serving.api_error import ApiError, bad_request, from_failure
+from hvd_ray.serving.auth import ApiKeys
+from hvd_ray.serving.calls import (
+    Call,
+    Event,
+    Failure,
+    Opening,
+    Piece,
+    Prompt,
+    ReplicaFacts,
+    ReplicaState,
+)
+from hvd_ray.serving.metrics import FrontMetrics
+from hvd_ray.serving.page import page_response
+from hvd_ray.serving.protocol import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    conversation,
+    read_body,
+)
+from hvd_ray.serving.sessions import session_of
+from hvd_ray.serving.settings import Limits
+from hvd_ray.serving.shapes import ChatShape, CompletionShape
+from hvd_ray.serving.tally import Tally
+
+_log = logging.getLogger(__name__)
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+AnyShape = CompletionShape | ChatShape
+
+
+class Backend(Protocol):
+    """Whoever decodes: one replica in this process, or many behind a handle."""
+
+    def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
+        """The events of a call; leaving early frees what it holds."""
+        ...
+
+    async def state(self) -> ReplicaState:
+        """How it is doing.
+
+        Raises:
+            ApiError: 503, nobody answers.
+        """
+        ...
+
+    async def tokenize(
+        self, prompt: Prompt
+    ) -> tuple[tuple[int, ...], tuple[str, ...]] | Failure: ...
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str | Failure: ...
+
+
+@dataclass(slots=True)
+class Front:
+    """The endpoints of one model."""
+
+    backend: Backend
+    facts: ReplicaFacts
+    keys: ApiKeys = field(default_factory=ApiKeys)
+    limits: Limits = field(default_factory=Limits)
+    """May be replaced while serving."""
+    metrics: FrontMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = FrontMetrics(self.facts.model)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=self._routes(),
+            exception_handlers={
+                ApiError: self._on_api_error,
+                HTTPException: self._on_http_error,
+                ClientDisconnect: self._on_disconnect,
+                Exception: self._on_fault,
+            },
+        )
+
+    def _routes(self) -> list[Route]:
+        posts: dict[str, Handler] = {
+            "/v1/completions": self.completions,
+            "/v1/chat/completions": self.chat_completions,
+            "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }
+        gets: dict[str, Handler] = {
+            "/health": self.health,
+            "/metrics": self.show_metrics,
+            "/version": self.version,
+            "/v1/models": self.models,
+            "/v1/models/{model:path}": self.model,
+            "/ui": page_response,
+            "/ui/state": self.ui_state,
+        }
+        return [
+            *(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
+            *(Route(path, handler, methods=["GET"]) for path, handler in gets.items()),
+        ]
+
+    # -- text ------------------------------------------------------------------------------
+
+    async def completions(self, request: Request) -> Response:
+        tenant, body = await self._asked(request, CompletionRequest)
+        return await self._answer(request, tenant, body, CompletionShape)
+
+    async def chat_completions(self, request: Request) -> Response:
+        tenant, body = await self._asked(request, ChatRequest)
+        return await self._answer(request, tenant, body, ChatShape)
+
+    async def _answer(
+        self,
+        request: Request,
+        tenant: str,
+        body: Any,
+        shape_class: Any,
+    ) -> Response:
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("stream_options: needs stream to be true", "stream_options")
+        answer_id = body.request_id or _request_id(request)
+        shape: AnyShape = shape_class(body, answer_id=answer_id, model=self.facts.model)
+        session = session_of(body, tenant=tenant, header=request.headers.get("x-session-id"))
+        call = shape.call(
+            request_id=f"{answer_id}-{secrets.token_hex(4)}",  # ids of clients may repeat
+            tenant=tenant,
+            session=session,
+            limit_s=self.limits.request_timeout_s,
+        )
+        tally = Tally(self.metrics)
+        events = self.backend.serve(call)
+        log = _RequestLog(answer_id, request.url.path, tenant, call, tally)
+        if body.stream:
+            return await self._stream(request, shape, events, tally, log)
+        return await self._whole(request, shape, events, tally, log)
+
+    async def _whole(
+        self,
+        request: Request,
+        shape: AnyShape,
+        events: AsyncIterator[tuple[Event, ...]],
+        tally: Tally,
+        log: _RequestLog,
+    ) -> Response:
+        async def collect() -> None:
+            async for batch in events:
+                _raise_failure(batch)
+                tally.add(batch)
+
+        try:
+            await self._unless_gone(request, collect())
+        except ApiError as error:
+            log.ended(str(error.status))
+            raise
+        except (ClientDisconnect, asyncio.CancelledError):
+            log.ended("left")
+            raise
+        finally:
+            await _close(events)
+        log.ended("200")
+        return JSONResponse(shape.whole(tally), headers={"X-Request-Id": log.request_id})
+
+    async def _stream(
+        self,
+        request: Request,
+        shape: AnyShape,
+        events: AsyncIterator[tuple[Event, ...]],
+        tally: Tally,
+        log: _RequestLog,
+    ) -> Response:
+        """Answer once the first token is there, so that a refusal has a status of its own."""
+
+        async def begin() -> tuple[Event, ...]:
+            first: list[Event] = []
+            async for batch in events:
+                _raise_failure(batch)
+                first += batch
+                if any(isinstance(event, Piece) for event in batch):
+                    break
+            return tuple(first)
+
+        try:
+            first = await self._unless_gone(request, begin())
+        except (ApiError, ClientDisconnect, asyncio.CancelledError) as error:
+            log.ended(str(error.status) if isinstance(error, ApiError) else "left")
+            await _close(events)
+            raise
+        chunks = self._chunks(shape, first, events, tally, log)
+        headers = {"X-Request-Id": log.request_id, "Cache-Control": "no-store"}
+        return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
+
+    async def _chunks(
+        self,
+        shape: AnyShape,
+        first: tuple[Event, ...],
+        events: AsyncIterator[tuple[Event, ...]],
+        tally: Tally,
+        log: _RequestLog,
+    ) -> AsyncIterator[str]:
+        status = "left"
+        try:
+            yield _lines(shape, first, tally)
+            async for batch in events:
+                _raise_failure(batch)
+                yield _lines(shape, batch, tally)
+            yield "".join(_sse(chunk) for chunk in shape.end_chunks(tally))
+            status = "200"
+        except ApiError as error:
+            status = str(error.status)
+            self.metrics.rejected(error.status)
+            yield _sse(error.body())
+        finally:
+            if status == "left":
+                self.metrics.disconnected()
+            log.ended(status)
+            await _close(events)
+        yield "data: [DONE]\n\n"
+
+    async def _unless_gone(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """The outcome of `work`, which is given up when the client leaves."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                self.metrics.disconnected()
+                raise ClientDisconnect
+            return working.result()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    # -- tokens ----------------------------------------------------------------------------
+
+    async def tokenize(self, request: Request) -> Response:
+        _, body = await self._asked(request, TokenizeRequest)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("give either prompt or messages", "prompt")
+        prompt: Prompt = body.prompt or ""
+        if body.messages is not None:
+            prompt = conversation(body.messages)
+        found = await self.backend.tokenize(prompt)
+        if isinstance(found, Failure):
+            raise from_failure(found)
+        token_ids, texts = found
+        answer = {
+            "count": len(token_ids),
+            "max_model_len": self.facts.context_length,
+            "tokens": list(token_ids),
+            "token_strs": list(texts) if body.return_token_strs else None,
+        }
+        return JSONResponse(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        _, body = await self._asked(request, DetokenizeRequest)
+        found = await self.backend.detokenize(tuple(body.tokens))
+        if isinstance(found, Failure):
+            raise from_failure(found)
+        return JSONResponse({"prompt": found})
+
+    # -- about the server ------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
+        state = await self.backend.state()
+        if not state.is_alive:
+            raise ApiError(503, "the decoding thread has stopped", code="engine_dead")
+        return JSONResponse({"status": "ok"})
+
+    async def version(self, request: Request) -> Response:  # noqa: ARG002
+        return JSONResponse({"version": __version__})
+
+    async def show_metrics(self, request: Request) -> Response:  # noqa: ARG002
+        text = self.metrics.exposition(await self.backend.state())
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def models(self, request: Request) -> Response:
+        self._tenant(request)
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        self._tenant(request)
+        self._check_model(request.path_params["model"])
+        return JSONResponse(self._card())
+
+    async def ui_state(self, request: Request) -> Response:
+        """What the page shows of the replica."""
+        self._tenant(request)
+        state = await self.backend.state()
+        return JSONResponse(
+            {
+                "model": self.facts.model,
+                "modes": list(self.facts.modes),
+                "context_length": self.facts.context_length,
+                "policy": state.policy,
+                "tau": state.tau,
+                "predictor": state.predictor,
+                "num_running": state.num_running,
+                "num_waiting": state.num_waiting,
+                "num_cached_tokens": state.num_cached_tokens,
+                "refused": state.refused,
+            }
+        )
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self.facts.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "hvd_ray",
+            "root": self.facts.root,
+            "parent": None,
+            "max_model_len": self.facts.context_length,
+            "permission": [],
+        }
+
+    # -- what every request goes through ---------------------------------------------------
+
+    async def _asked(self, request: Request, model: type[Body]) -> tuple[str, Body]:
+        """Who asks, and the body, checked."""
+        tenant = self._tenant(request)
+        body = read_body(model, await self._read(request))
+        named: str | None = getattr(body, "model", None)
+        if named is not None:
+            self._check_model(named)
+        return tenant, body
+
+    def _tenant(self, request: Request) -> str:
+        return self.keys.tenant(
+            authorization=request.headers.get("authorization"),
+            peer=request.client.host if request.client else None,
+            host=request.headers.get("host"),
+        )
+
+    def _check_model(self, name: str) -> None:
+        if name != self.facts.model:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; this is {self.facts.model!r}",
+                "model",
+                "model_not_found",
+            )
+
+    async def _read(self, request: Request) -> bytes:
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, f"expected Content-Type application/json, got {kind or 'none'}")
+        limit, size, parts = self.limits.max_body_bytes, 0, []
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+            parts.append(part)
+        return b"".join(parts)
+
+    # -- errors ----------------------------------------------------------------------------
+
+    async def _on_api_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        self.metrics.rejected(error.status)
+        headers = {**error.headers(), "X-Request-Id": _request_id(request)}
+        return JSONResponse(error.body(), error.status, headers)
+
+    async def _on_http_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        answer = await self._on_api_error(request, ApiError(error.status_code, message))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    async def _on_disconnect(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
+        return Response(status_code=499)  # nobody reads it
+
+    async def _on_fault(self, request: Request, error: Exception) -> Response:
+        _log.error("request %s failed", _request_id(request), exc_info=error)
+        fault = ApiError(500, "the server failed on this request; its log says why")
+        return await self._on_api_error(request, fault)
+
+
+@dataclass(slots=True)
+class _RequestLog:
+    """One line for each request, without a word of its text."""
+
+    request_id: str
+    path: str
+    tenant: str
+    call: Call
+    tally: Tally
+    _is_done: bool = False
+
+    def ended(self, status: str) -> None:
+        if self._is_done:
+            return
+        self._is_done = True
+        first_s = self.tally.first_token_s
+        _log.info(
+            "request %s %s tenant=%s hvd=%s status=%s prompt_tokens=%d output_tokens=%d "
+            "first_token_ms=%s whole_ms=%.0f",
+            self.request_id,
+            self.path,
+            self.tenant,
+            self.call.mode,
+            status,
+            self.tally.num_prompt_tokens,
+            self.tally.num_output_tokens,
+            "-" if first_s is None else f"{first_s * 1e3:.0f}",
+            (self.tally.now() - self.tally.started_s) * 1e3,
+        )
+
+
+def _request_id(request: Request) -> str:
+    """The caller's X-Request-Id, or one of ours that stays for the request."""
+    if not hasattr(request.state, "request_id"):
+        given = request.headers.get("x-request-id", "")
+        is_good = _REQUEST_ID.fullmatch(given) is not None
+        request.state.request_id = given if is_good else secrets.token_hex(12)
+    return str(request.state.request_id)
+
+
+def _raise_failure(batch: tuple[Event, ...]) -> None:
+    for event in batch:
+        if isinstance(event, Failure):
+            raise from_failure(event)
+
+
+def _lines(shape: AnyShape, batch: tuple[Event, ...], tally: Tally) -> str:
+    lines = []
+    for event in batch:
+        tally.add((event,))
+        if isinstance(event, Opening):
+            lines += [_sse(chunk) for chunk in shape.opening_chunks(event)]
+        elif isinstance(event, Piece) and (chunk := shape.chunk(event, tally)) is not None:
+            lines.append(_sse(chunk))
+    return "".join(lines)
+
+
+def _sse(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _close(events: AsyncIterator[tuple[Event, ...]]) -> None:
+    close = getattr(events, "aclose", None)
+    if close is not None:
+        await close()

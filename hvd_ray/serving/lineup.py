@@ -1,0 +1,175 @@
+"""The decoders of a replica, one for each `hvd` mode, over drafters that they share.
+
+What one request taught the cache, the next one of its scope can draft, whatever their modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hvd_ray.bench.parts import FoundParts, Sources, find_parts
+from hvd_ray.config import Config, PolicyConfig
+from hvd_ray.decode import Decoder
+from hvd_ray.drafting.base import Drafter, ModelDrafter
+from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.engines.base import Engine
+from hvd_ray.errors import UserError
+from hvd_ray.payoff.policy import AlwaysCache, AlwaysModel, NeverDraft
+from hvd_ray.serving.calls import Mode
+from hvd_ray.systems import (
+    HYBRIDS,
+    NEEDS,
+    Parts,
+    build_cache_drafter,
+    build_model_drafter,
+    build_policy,
+)
+from hvd_ray.text import TextCodec
+
+if TYPE_CHECKING:
+    from hvd_ray.drafting.eagle3 import Eagle3Head
+
+PREFERRED = ("hvd_cost", "suffix")
+"""What `auto` is where nobody named a policy: the first of these that can be built."""
+
+
+def resolve_configured(config: Config) -> Path:
+    """The folder of the predictor that a configuration names, or of the target's champion.
+
+    Raises:
+        UserError: there is none.
+    """
+    from hvd_ray.tracking import resolve_predictor
+
+    return resolve_predictor(config=config)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What stays for a replica's life: the target, the drafters and what they remember."""
+
+    config: Config
+    engine: Engine
+    codec: TextCodec
+    reading: Engine
+    """The same target, handing out the hidden states that a head reads."""
+    cache: SuffixDrafter
+    head: Eagle3Head | None
+    model_drafter: ModelDrafter | None
+    sources: Sources = field(default_factory=Sources)
+    resolve: Callable[[Config], Path] = resolve_configured
+    """Where the predictor of a configuration lies now."""
+
+    def with_policy(self, policy: PolicyConfig) -> Config:
+        return self.config.model_copy(update={"policy": policy})
+
+    def predictor_folder(self, policy: PolicyConfig) -> Path | None:
+        """Where the predictor lies that a policy would be asked for; None: there is none.
+
+        Raises:
+            UserError: one was named and cannot be had.
+        """
+        try:
+            return self.resolve(self.with_policy(policy))
+        except UserError:
+            if policy.predictor is not None:
+                raise
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """The decoders that serve now."""
+
+    decoders: Mapping[Mode, Decoder]
+    policy: str
+    tau: float | None
+    predictor: str | None
+    notes: tuple[str, ...] = ()
+    """Why a better policy was not taken."""
+
+
+def set_stage(
+    config: Config,
+    *,
+    engine: Engine,
+    codec: TextCodec,
+    sources: Sources | None = None,
+    resolve: Callable[[Config], Path] = resolve_configured,
+) -> Stage:
+    """Drafters for a target; with the head that ships or is named, if it is there.
+
+    Raises:
+        UserError: a head was named and cannot be used.
+    """
+    sources = sources or Sources()
+    cache = SuffixDrafter(config.drafting.suffix)
+    head, reading = _load_head(config, engine, codec, sources)
+    parts = Parts(head=head)
+    model_drafter = build_model_drafter("eagle3", config, engine=reading, parts=parts)
+    return Stage(config, engine, codec, reading, cache, head, model_drafter, sources, resolve)
+
+
+def _load_head(
+    config: Config, engine: Engine, codec: TextCodec, sources: Sources
+) -> tuple[Eagle3Head | None, Engine]:
+    try:
+        folder = sources.head(config)
+    except UserError:
+        if config.drafting.eagle3.head is not None:
+            raise
+        return None, engine
+    parts, reading = FoundParts(head=folder).load(engine, codec, config)
+    return parts.head, reading
+
+
+def line_up(stage: Stage, policy: PolicyConfig, *, is_named: bool) -> Lineup:
+    """Decoders for a policy; with `is_named` that one, else the best that can be built.
+
+    Raises:
+        UserError: the policy, or a predictor or cost table that was named, cannot be had.
+    """
+    config = stage.with_policy(policy)
+    name, parts, found, notes = _choose(stage, config, is_named=is_named)
+    decoders: dict[Mode, Decoder] = {
+        "off": Decoder(stage.engine, stage.codec, NeverDraft()),
+        "cache": Decoder(stage.engine, stage.codec, AlwaysCache(), stage.cache),
+        "auto": _auto(stage, name, config, parts),
+    }
+    if stage.model_drafter is not None:
+        decoders["eagle3"] = Decoder(
+            stage.reading, stage.codec, AlwaysModel(), stage.cache, stage.model_drafter
+        )
+    tau = policy.tau if name == "hvd_tau" else None
+    uses_payoff = bool(NEEDS.get(name)) and found.payoff is not None
+    predictor = found.payoff.reference if uses_payoff and found.payoff else None
+    return Lineup(MappingProxyType(decoders), name, tau, predictor, notes)
+
+
+def _auto(stage: Stage, name: str, config: Config, parts: Parts) -> Decoder:
+    policy = build_policy(name, config, parts)
+    cache: Drafter | None = build_cache_drafter(name, config)
+    if isinstance(cache, SuffixDrafter) or name == "eagle3":
+        cache = stage.cache
+    if stage.model_drafter is None or name not in HYBRIDS | {"eagle3"}:
+        return Decoder(stage.engine, stage.codec, policy, cache)
+    return Decoder(stage.reading, stage.codec, policy, cache, stage.model_drafter)
+
+
+def _choose(
+    stage: Stage, config: Config, *, is_named: bool
+) -> tuple[str, Parts, FoundParts, tuple[str, ...]]:
+    """The policy's name and its parts, and why a preferred one cannot be had."""
+    asked = [config.policy.name] if is_named else None
+    names, found, notes = find_parts(asked, config, stage.sources)
+    found.head = None  # it is on the stage already
+    parts = replace(found.load(stage.engine, stage.codec, config)[0], head=stage.head)
+    if is_named:
+        return names[0], parts, found, ()
+    name = next(name for name in PREFERRED if name in names)
+    better = PREFERRED[: PREFERRED.index(name)]
+    return name, parts, found, tuple(note for note in notes if note.split(" ", 1)[0] in better)

@@ -1,0 +1,69 @@
+"""From settings to a replica that serves: loads the target, fills its cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+
+from hvd_ray.errors import NotSupportedError, UserError
+from hvd_ray.fetch import resolve_model, tokenizer_sha
+from hvd_ray.serving.lineup import Stage, set_stage
+from hvd_ray.serving.replica import Replica
+from hvd_ray.serving.settings import HotSettings, ServeConfig
+from hvd_ray.traces.store import read_traces
+
+_log = logging.getLogger(__name__)
+
+
+def open_replica(config: ServeConfig, hot: HotSettings) -> Replica:
+    """Load everything a replica needs.
+
+    Raises:
+        UserError: the model, or a part that was named, cannot be had.
+    """
+    from hvd_ray.systems import load_engine
+
+    if config.serving.engine != "torch":
+        raise NotSupportedError(
+            f"serving.engine={config.serving.engine}; this version serves torch"
+        )
+    config = config.model_copy(update={"num_threads": config.num_threads or _threads(config)})
+    engine, codec = load_engine(config)
+    stage = set_stage(config, engine=engine, codec=codec)
+    root = resolve_model(config.model).path_or_id
+    served = Replica(stage, name=config.served_name, root=root, hot=hot)
+    for note in served.lineup.notes:
+        _log.warning(note)
+    if config.serving.warm_traces is not None:
+        num_tokens = warm(stage, served, config, root=root)
+        _log.info("the cache begins with %d tokens of %s", num_tokens, config.serving.warm_traces)
+    return served
+
+
+def _threads(config: ServeConfig) -> int:
+    """The cores that are this process's share: replicas of one machine do not fight for them."""
+    return max(1, len(os.sched_getaffinity(0)) // config.serving.replicas)
+
+
+def warm(stage: Stage, served: Replica, config: ServeConfig, *, root: str) -> int:
+    """Put the outputs of stored traces into a tenant's cache; the number of tokens kept.
+
+    Raises:
+        UserError: the traces cannot be read, or their tokens are another tokenizer's.
+    """
+    place = config.serving.warm_traces
+    assert place is not None
+    sha, scope = tokenizer_sha(root), served.scope(config.serving.warm_tenant, None)
+    for number, trace in enumerate(read_traces(place)):
+        if trace.tokenizer_sha != sha:
+            raise UserError(
+                f"serving.warm_traces={place}: trace {trace.trace_id} has the tokens of another "
+                f"tokenizer than {config.model}"
+            )
+        if trace.error is None and trace.output_token_ids:
+            request = replace(trace.request(), request_id=f"warm-{number}", scope=scope)
+            stage.cache.start(request)
+            stage.cache.observe(request.request_id, trace.output_token_ids)
+            stage.cache.stop(request.request_id)
+    return stage.cache.num_cached_tokens

@@ -1,0 +1,115 @@
+"""Settings of a deployment: the configuration tree with a `serving` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hvd_ray.config import Config, PolicyConfig, Positive, validated
+
+LISTED_IN = "hvd_ray/serving/settings.py and hvd_ray/config.py"
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Limits(_Section):
+    """What a replica and the front take on; may change while they run."""
+
+    max_running: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Outputs that a replica decodes at once, step by step in turn (torch engine)."""
+    max_requests: Annotated[int, Field(ge=1, le=100_000)] = 64
+    """Requests on a replica, running and waiting; more get 429."""
+    max_prompt_tokens: Positive | None = None
+    """None: what the model's context holds."""
+    max_output_tokens: Positive | None = None
+    """The most that a request may ask for, and what one gets that names nothing."""
+    max_body_bytes: Positive = 4_000_000
+    request_timeout_s: Seconds = 600.0
+    """Seconds after which a request is given up, waiting included."""
+
+
+class HotSettings(_Section):
+    """What `user_config` holds: settings that change without a restart."""
+
+    policy: PolicyConfig = PolicyConfig()
+    limits: Limits = Limits()
+
+    @property
+    def is_policy_named(self) -> bool:
+        """Whether somebody chose the policy; if not, the best one that can be built is served."""
+        return "name" in self.policy.model_fields_set
+
+
+class Autoscaling(_Section):
+    min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    max_replicas: Annotated[int, Field(ge=1, le=1000)] = 2
+    target_requests: Annotated[float, Field(gt=0)] = 4.0
+    """Requests on a replica at which another one is started."""
+
+
+class ServingConfig(_Section):
+    engine: Literal["torch", "vllm"] = "torch"
+    served_name: str | None = None
+    """What clients call the model; None: the last part of `model`."""
+    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    autoscaling: Autoscaling | None = None
+    """In place of a fixed number of replicas."""
+    cpus_per_replica: Annotated[float, Field(ge=0, le=1024)] = 1.0
+    gpus_per_replica: Annotated[float, Field(ge=0, le=1024)] = 0.0
+    api_keys: Path | None = None
+    """A file of `NAME KEY` lines; None: the variable HVD_API_KEYS, or no keys on loopback."""
+    limits: Limits = Limits()
+    warm_traces: Path | None = None
+    """Traces whose outputs the cache begins with."""
+    warm_tenant: str = "local"
+    """Whose cache they go to: a name in the key file."""
+    poll_s: Seconds = 30.0
+    """How often the registry is asked whether the champion has changed."""
+    drain_s: Seconds = 60.0
+    """How long a replica that is to end may finish its requests."""
+
+
+class ServeConfig(Config):
+    serving: ServingConfig = ServingConfig()
+
+    @property
+    def served_name(self) -> str:
+        return self.serving.served_name or Path(self.model).name
+
+    @property
+    def lasting(self) -> dict[str, Any]:
+        """What was given, without what may change: another value restarts the replicas."""
+        hot: Any = {"policy": True, "serving": {"limits"}}
+        return self.model_dump(mode="json", exclude_unset=True, exclude=hot)
+
+    @property
+    def hot(self) -> dict[str, Any]:
+        """The `user_config` that these settings make: what was given, not the defaults."""
+        return {
+            "policy": self.policy.model_dump(exclude_unset=True),
+            "limits": self.serving.limits.model_dump(exclude_unset=True),
+        }
+
+
+def serve_config(tree: Mapping[str, Any]) -> ServeConfig:
+    """Validated settings of a deployment.
+
+    Raises:
+        UserError: a key is unknown or a value out of range.
+    """
+    return validated(ServeConfig, dict(tree), where=LISTED_IN)
+
+
+def hot_settings(tree: Mapping[str, Any]) -> HotSettings:
+    """A validated `user_config`.
+
+    Raises:
+        UserError: a key is unknown or a value out of range.
+    """
+    return validated(HotSettings, dict(tree), where=LISTED_IN)

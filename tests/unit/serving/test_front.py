@@ -1,0 +1,418 @@
+"""The endpoints over a toy: shapes, streams, logprobs, usage, errors."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from hvd_ray.engines.toy import ToyEngine
+from hvd_ray.serving.settings import Limits
+from tests.unit.serving.conftest import make_replica
+
+GREEDY = {"temperature": 0, "max_tokens": 24}
+
+
+def complete(client: TestClient, **body: Any) -> Any:
+    answer = client.post("/v1/completions", json={"prompt": "badge", **GREEDY, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def chat(client: TestClient, **body: Any) -> Any:
+    messages = [{"role": "user", "content": "badge"}]
+    answer = client.post("/v1/chat/completions", json={"messages": messages, **GREEDY, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def stream(client: TestClient, path: str, **body: Any) -> list[Any]:
+    """The chunks of a stream; it must end as OpenAI's do."""
+    asked = {"prompt": "badge"} if path == "/v1/completions" else None
+    asked = asked or {"messages": [{"role": "user", "content": "badge"}]}
+    answer = client.post(path, json={**asked, **GREEDY, "stream": True, **body})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def joined(chunks: list[Any], index: int = 0) -> str:
+    texts = []
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            if choice["index"] == index:
+                texts.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
+    return "".join(texts)
+
+
+def test_the_answer_is_plain_decodings(client: TestClient) -> None:
+    texts = {mode: complete(client, hvd=mode)["choices"][0]["text"] for mode in ("off", "cache")}
+    again = complete(client)["choices"][0]["text"]
+    assert len(texts["off"]) == 24
+    assert texts["off"] == texts["cache"] == again
+
+
+def test_a_completion_has_openais_shape(client: TestClient) -> None:
+    answer = complete(client)
+    assert answer["object"] == "text_completion"
+    assert answer["id"].startswith("cmpl-")
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 24, "total_tokens": 29}
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["choices"][0]["logprobs"] is None
+
+
+def test_a_chat_has_openais_shape(client: TestClient) -> None:
+    answer = chat(client)
+    assert answer["object"] == "chat.completion"
+    message = answer["choices"][0]["message"]
+    assert message["role"] == "assistant"
+    assert message["content"] == complete(client)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("extra", [{}, {"stop": ["tig", "zz"]}, {"temperature": 1.0, "seed": 7}])
+def test_a_stream_joined_is_the_whole(client: TestClient, path: str, extra: Any) -> None:
+    whole = complete(client, **extra) if path == "/v1/completions" else chat(client, **extra)
+    chunks = stream(client, path, stream_options={"include_usage": True}, **extra)
+    choice = whole["choices"][0]
+    assert joined(chunks) == (choice.get("text") or choice["message"]["content"])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"]
+    reasons = [c["choices"][0]["finish_reason"] for c in chunks[:-1]]
+    assert reasons[-1] == choice["finish_reason"]
+    assert not any(reasons[:-1])
+
+
+def test_chat_streams_open_with_the_role(client: TestClient) -> None:
+    first = stream(client, "/v1/chat/completions")[0]["choices"][0]
+    assert first["delta"] == {"role": "assistant", "content": ""}
+
+
+def test_running_usage_ends_at_the_whole(client: TestClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = stream(client, "/v1/completions", stream_options=options)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 24
+    assert all(chunk["usage"]["prompt_tokens"] == 5 for chunk in chunks)
+
+
+def test_a_stop_string_is_left_out_or_kept(client: TestClient) -> None:
+    text = complete(client)["choices"][0]["text"]
+    stop = text[7:10]
+    cut = complete(client, stop=stop)["choices"][0]
+    kept = complete(client, stop=stop, include_stop_str_in_output=True)["choices"][0]
+    assert cut["text"] == text[: text.index(stop)]
+    assert kept["text"] == cut["text"] + stop
+    assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
+
+
+def test_choices_of_several_prompts_are_in_order(client: TestClient) -> None:
+    answer = complete(client, prompt=["abc", "abd"], n=2, temperature=1.0, seed=3, ignore_eos=True)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert len(set(texts)) == 4
+    assert answer["usage"]["prompt_tokens"] == 6
+    assert answer["usage"]["completion_tokens"] == 96
+    alone = complete(client, prompt="abd", temperature=1.0, seed=3, ignore_eos=True)["choices"][0][
+        "text"
+    ]
+    assert texts[2] == alone
+
+
+def test_streams_of_several_choices_keep_them_apart(client: TestClient) -> None:
+    extra = {"n": 3, "temperature": 1.0, "seed": 11}
+    whole = complete(client, **extra)
+    chunks = stream(client, "/v1/completions", **extra)
+    assert [joined(chunks, index) for index in range(3)] == [
+        choice["text"] for choice in whole["choices"]
+    ]
+
+
+def test_echo_with_logprobs_scores_the_prompt(client: TestClient) -> None:
+    body = {"prompt": [[1, 2, 3, 1, 2], [4, 5, 6]], "echo": True, "logprobs": 1}
+    answer = complete(client, **body, max_tokens=1)
+    first, second = (choice["logprobs"] for choice in answer["choices"])
+    assert first["tokens"][:5] == ["a", "b", "c", "a", "b"]
+    assert len(first["token_logprobs"]) == 6
+    assert len(second["token_logprobs"]) == 4
+    assert first["token_logprobs"][0] is None
+    assert first["top_logprobs"][0] is None
+    assert first["text_offset"] == [0, 1, 2, 3, 4, 5]
+    engine = ToyEngine()
+    expected = engine.logits_after([1, 2]).log_softmax(-1)
+    assert first["token_logprobs"][2] == pytest.approx(float(expected[3]), abs=1e-5)
+    best = max(first["top_logprobs"][2].values())
+    assert best == pytest.approx(float(expected.max()), abs=1e-5)
+    assert first["token_logprobs"][5] == pytest.approx(max(first["top_logprobs"][5].values()))
+
+
+def test_nothing_is_generated_for_max_tokens_0(client: TestClient) -> None:
+    answer = complete(client, prompt="abc", echo=True, logprobs=0, max_tokens=0)
+    choice = answer["choices"][0]
+    assert choice["text"] == "abc"
+    assert len(choice["logprobs"]["token_logprobs"]) == 3
+    assert answer["usage"]["completion_tokens"] == 0
+    chunks = stream(client, "/v1/completions", prompt="abc", echo=True, logprobs=0, max_tokens=0)
+    assert joined(chunks) == "abc"
+
+
+def test_chat_logprobs(client: TestClient) -> None:
+    content = chat(client, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    assert len(content) == 24
+    assert len(content[0]["top_logprobs"]) == 2
+    assert content[0]["bytes"] == list(content[0]["token"].encode())
+    chunks = stream(client, "/v1/chat/completions", logprobs=True, top_logprobs=2)
+    streamed = [
+        entry
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["logprobs"]
+        for entry in choice["logprobs"]["content"]
+    ]
+    assert streamed == content
+
+
+def test_metrics_of_a_request_have_vllms_fields(client: TestClient) -> None:
+    complete(client)
+    metrics = complete(client, return_metrics=True)["metrics"]
+    found = metrics["speculative_decoding"]
+    assert found["num_accepted_draft_tokens"] > 0
+    assert sum(found["acceptance_histogram"]) == found["num_spec_steps"]
+    expected = 1 + found["num_accepted_draft_tokens"] / found["num_spec_steps"]
+    assert found["mean_acceptance_length"] == pytest.approx(expected)
+    assert sum(found["source_share"].values()) == pytest.approx(1)
+    assert found["emitted_per_pass"] > 1
+    assert metrics["time_to_first_token_ms"] > 0
+    plain = complete(client, return_metrics=True, hvd="off")["metrics"]["speculative_decoding"]
+    assert plain["source_share"] == {"none": 1.0}
+    assert plain["num_draft_tokens"] == 0
+
+
+def test_steps_and_spans_on_request(client: TestClient) -> None:
+    complete(client)
+    choice = complete(client, return_steps=True)["choices"][0]
+    assert "".join(span["text"] for span in choice["hvd"]["spans"]) == choice["text"]
+    assert {span["source"] for span in choice["hvd"]["spans"]} == {"suffix", "none"}
+    assert sum(step["emitted"] for step in choice["hvd"]["steps"]) == 24
+
+
+def test_token_ids_on_request(client: TestClient) -> None:
+    choice = complete(client, return_token_ids=True)["choices"][0]
+    assert choice["prompt_token_ids"] == [2, 1, 4, 7, 5]
+    assert len(choice["token_ids"]) == 24
+
+
+def test_prometheus_counts_tokens_by_source(client: TestClient) -> None:
+    complete(client)
+    complete(client)
+    text = client.get("/metrics").text
+    figures = {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if not line.startswith("#")
+    }
+    labels = 'engine="0",model_name="toy"'
+    assert figures[f"vllm:generation_tokens_total{{{labels}}}"] == 48
+    assert figures[f"vllm:prompt_tokens_total{{{labels}}}"] == 10
+    drafted = figures[f"vllm:spec_decode_num_draft_tokens_total{{{labels}}}"]
+    assert drafted == figures[f'hvd_draft_tokens_total{{{labels},source="suffix"}}']
+    accepted = figures[f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}}"]
+    by_place = [v for k, v in figures.items() if "accepted_tokens_per_pos_total" in k]
+    assert sum(by_place) == accepted
+    assert figures[f"vllm:time_to_first_token_seconds_count{{{labels}}}"] == 2
+    assert figures[f"hvd_cached_tokens{{{labels}}}"] == 48
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"foo": 1}, "foo"),
+        ({"best_of": 2}, "best_of"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"verification": "tiered"}, "verification"),
+        ({"hvd": "sometimes"}, "hvd"),
+        ({"hvd": "eagle3"}, "hvd"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"99": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"stop_token_ids": [99]}, "stop_token_ids"),
+        ({"seed": 1.5}, "seed"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 508}, "max_tokens"),
+        ({"min_tokens": 25}, "min_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"echo": "yes"}, "echo"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"more": True}}, "stream_options"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, 99]}, "prompt"),
+        ({"prompt": {"text": "abc"}}, "prompt"),
+        ({"prompt": "a" * 512}, "prompt"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"request_id": "white space"}, "request_id"),
+    ],
+)
+def test_what_cannot_be_served_is_named(client: TestClient, body: Any, param: str) -> None:
+    for is_stream in (False, True):
+        asked = {"prompt": "badge", **GREEDY, "stream": is_stream, **body}
+        if is_stream and "stream_options" in body:
+            continue
+        answer = client.post("/v1/completions", json=asked)
+        error = answer.json()["error"]
+        assert answer.status_code == 400, answer.text
+        assert error["param"] == param
+        assert param in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"best_of": 1},
+        {"suffix": None},
+        {"tools": [], "tool_choice": "auto"},
+        {"response_format": {"type": "text"}},
+        {"verification": "full"},
+        {"unheard_of": None},
+        {"stop": None, "ignore_eos": True},
+        {"user": "me", "service_tier": "auto"},
+    ],
+)
+def test_values_that_ask_for_nothing_pass(client: TestClient, body: Any) -> None:
+    answer = client.post("/v1/completions", json={"prompt": "badge", **GREEDY, **body})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("messages", "word"),
+    [
+        ([], "messages"),
+        ([{"role": "wizard", "content": "a"}], "role"),
+        ([{"content": "a"}], "role"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "type"),
+        ([{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}], "tool_calls"),
+        (["a"], "messages"),
+    ],
+)
+def test_messages_of_another_form(client: TestClient, messages: Any, word: str) -> None:
+    answer = client.post("/v1/chat/completions", json={"messages": messages})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"
+    assert word in answer.json()["error"]["message"]
+
+
+def test_text_parts_are_joined(client: TestClient) -> None:
+    parts = [{"type": "text", "text": "ba"}, {"type": "text", "text": "dge"}]
+    messages = [{"role": "user", "content": parts}]
+    assert chat(client, messages=messages)["choices"][0] == chat(client)["choices"][0]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/health", 405),
+        ("GET", "/v1/models/other", 404),
+    ],
+)
+def test_other_errors_are_openais_too(
+    client: TestClient, method: str, path: str, status: int
+) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '"a"', "", "{" * 100_000, '{"prompt": NaN}', "\xff"]
+)
+def test_bodies_that_are_no_objects(client: TestClient, content: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = client.post("/v1/completions", content=content.encode("latin-1"), headers=headers)
+    assert answer.status_code == 400
+    assert "body" in answer.json()["error"]["message"]
+
+
+def test_bodies_have_a_limit_and_a_type(open_client: Callable[..., TestClient]) -> None:
+    client = open_client(limits=Limits(max_body_bytes=1000))
+    answer = client.post("/v1/completions", json={"prompt": "a" * 2000})
+    assert answer.status_code == 413
+    answer = client.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
+
+
+def test_a_model_that_is_not_served(client: TestClient) -> None:
+    answer = client.post("/v1/completions", json={"model": "gpt-5", "prompt": "a"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_models_version_health(client: TestClient) -> None:
+    card = client.get("/v1/models").json()["data"][0]
+    assert card["id"] == "toy"
+    assert card["root"] == "/toys/toy"
+    assert client.get("/v1/models/toy").json() == card
+    assert client.get("/version").json()["version"]
+    assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_tokens_there_and_back(client: TestClient) -> None:
+    found = client.post("/tokenize", json={"prompt": "abc", "return_token_strs": True}).json()
+    assert found == {
+        "count": 3,
+        "max_model_len": 512,
+        "tokens": [1, 2, 3],
+        "token_strs": ["a", "b", "c"],
+    }
+    messages = [{"role": "user", "content": "ab"}]
+    assert client.post("/tokenize", json={"messages": messages}).json()["tokens"] == [1, 2]
+    assert client.post("/detokenize", json={"tokens": [1, 2]}).json() == {"prompt": "ab"}
+    assert client.post("/detokenize", json={"tokens": [99]}).status_code == 400
+    assert client.post("/tokenize", json={}).status_code == 400
+
+
+def test_the_page_is_whole_and_fetches_nothing_elsewhere(client: TestClient) -> None:
+    answer = client.get("/ui")
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "sha256-" in policy
+    assert "http://" not in answer.text.replace("http://www.w3.org", "")
+    assert "https://" not in answer.text
+    state = client.get("/ui/state").json()
+    assert state["policy"] == "suffix"
+    assert state["modes"] == ["off", "cache", "auto"]
+
+
+def test_replicas_end_of_their_own(open_client: Callable[..., TestClient]) -> None:
+    """A dead decoding thread: 503 from health, from metrics a zero, from requests 503."""
+    replica = make_replica()
+    client = open_client(replica)
+    replica.end()
+    assert client.get("/health").status_code == 503
+    assert 'hvd_replica_alive{engine="0",model_name="toy"} 0.0' in client.get("/metrics").text
+    answer = client.post("/v1/completions", json={"prompt": "abc"})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]

@@ -1,0 +1,296 @@
+"""A replica: capacity, leaving, time limits, scopes, settings that change."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hvd_ray.bench.parts import Sources
+from hvd_ray.bench.payoff import PayoffSource
+from hvd_ray.config import Config
+from hvd_ray.engines.base import Forward, KVCache
+from hvd_ray.engines.toy import ToyEngine
+from hvd_ray.errors import UserError
+from hvd_ray.serving.calls import Call, Event, Failure, Opening, Piece
+from hvd_ray.serving.replica import Replica
+from hvd_ray.types import SamplingParams
+from tests.unit.payoff.networks import random_predictor
+from tests.unit.serving.conftest import NO_SOURCES, make_replica
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+
+
+@dataclass(slots=True)
+class GatedEngine(ToyEngine):
+    """A toy that computes while its gate is open."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def forward(self, token_ids: Any, cache: KVCache, *, num_logits: int) -> Forward:
+        assert self.gate.wait(10)
+        return ToyEngine.forward(self, token_ids, cache, num_logits=num_logits)
+
+
+def call(name: str = "r", **extra: Any) -> Call:
+    return Call(**{"request_id": name, "prompts": ("badge",), "sampling": LONG, **extra})
+
+
+async def events_of(replica: Replica, asked: Call) -> list[Event]:
+    return [event async for batch in replica.serve(asked) for event in batch]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Piece))
+
+
+def failure_in(events: list[Event]) -> Failure:
+    assert isinstance(events[-1], Failure), events[-1]
+    return events[-1]
+
+
+@pytest.fixture
+def gated() -> Any:
+    engine = GatedEngine()
+    replica = make_replica({"limits": {"max_requests": 2, "max_running": 1}}, engine=engine)
+    yield replica, engine.gate
+    engine.gate.set()
+    replica.end()
+
+
+def test_above_capacity_it_says_so_at_once(gated: Any) -> None:
+    replica, gate = gated
+
+    async def run() -> None:
+        first = [asyncio.create_task(events_of(replica, call(name))) for name in "ab"]
+        await until(lambda: replica._loop.num_running == 1 and replica._loop.num_waiting == 1)
+        refused = failure_in(await events_of(replica, call("c")))
+        assert refused.kind == "busy"
+        gate.set()
+        for events in await asyncio.gather(*first):
+            assert isinstance(events[-1], Piece)
+        assert isinstance((await events_of(replica, call("d")))[-1], Piece)
+
+    asyncio.run(run())
+
+
+def test_who_leaves_frees_the_slot_within_one_step(replica: Replica) -> None:
+    async def run() -> None:
+        async with aclosing(replica.serve(call())) as batches:
+            async for batch in batches:
+                if any(isinstance(event, Piece) for event in batch):
+                    break
+        await until(lambda: replica._loop.num_running == 0)
+        assert (await replica.state()).num_running == 0
+        assert replica._stage.cache._active == {}
+        assert replica._num_requests == 0
+
+    asyncio.run(run())
+
+
+def test_thousands_who_leave(replica: Replica) -> None:
+    """Nothing is left of them, and the one who stays gets its answer."""
+
+    async def run() -> None:
+        expected = text_of(await events_of(replica, call("before")))
+        for number in range(3000):
+            async with aclosing(replica.serve(call(str(number)))) as batches:
+                await anext(batches)
+        assert text_of(await events_of(replica, call("after"))) == expected
+        await until(lambda: replica._loop.num_running == 0 and replica._loop.num_waiting == 0)
+        assert replica._stage.cache._active == {}
+        assert replica._num_requests == 0
+
+    asyncio.run(run())
+
+
+def test_a_request_has_a_time_limit(gated: Any) -> None:
+    replica, gate = gated
+
+    async def run() -> None:
+        failure = failure_in(await events_of(replica, call(limit_s=0.05)))
+        assert failure.kind == "timeout"
+        gate.set()
+        await until(lambda: replica._loop.num_running == 0)
+
+    asyncio.run(run())
+
+
+def test_many_at_once_get_what_each_gets_alone() -> None:
+    """Interleaved over one cache, in every mode: the tokens are those of plain decoding."""
+    replica = make_replica({"limits": {"max_running": 8}})
+    asked = [
+        call(
+            f"{mode}{number}",
+            prompts=("badge", "noon"),
+            mode=mode,
+            sampling=SamplingParams(max_tokens=60, temperature=heat, seed=number),
+        )
+        for number, heat in enumerate((0.0, 0.7, 1.0, 1.3))
+        for mode in ("off", "cache", "auto")
+    ]
+
+    async def run() -> list[list[Event]]:
+        return list(await asyncio.gather(*(events_of(replica, one) for one in asked)))
+
+    outcomes = asyncio.run(run())
+    replica.end()
+    for first in range(0, len(asked), 3):
+        texts = {_texts(events) for events in outcomes[first : first + 3]}
+        assert len(texts) == 1
+
+
+def _texts(events: list[Event]) -> tuple[str, str]:
+    pieces = [event for event in events if isinstance(event, Piece)]
+    joined = ["".join(p.text for p in pieces if p.choice_index == i) for i in (0, 1)]
+    return joined[0], joined[1]
+
+
+def test_a_part_that_is_refused_refuses_the_whole(replica: Replica) -> None:
+    events = asyncio.run(events_of(replica, call(prompts=("badge", (1, 99)))))
+    failure = failure_in(events)
+    assert (failure.kind, failure.param) == ("bad_request", "prompt")
+    assert len(events) == 1
+    assert replica._loop.num_running == 0
+
+
+def test_prompt_scores_come_with_the_opening(replica: Replica) -> None:
+    asked = call(prompts=(tuple(range(1, 11)) * 20,), prompt_logprobs=1, shows_prompt=True)
+    events = asyncio.run(events_of(replica, asked))
+    opening = events[0]
+    assert isinstance(opening, Opening)
+    assert len(opening.prompt_scores) == 200
+    expected = ToyEngine().logits_after([4, 5]).log_softmax(-1)[6]
+    assert opening.prompt_scores[105].logprob == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_new_limits_hold_for_the_next(gated: Any) -> None:
+    replica, gate = gated
+    gate.set()
+    tree = {"limits": {"max_output_tokens": 5, "max_prompt_tokens": 6}}
+
+    async def run() -> None:
+        assert await replica.reconfigure(tree)
+        failure = failure_in(await events_of(replica, call(max_tokens=50)))
+        assert failure.param == "max_tokens"
+        events = await events_of(replica, call(max_tokens=None))
+        assert len(text_of(events)) <= 5
+        failure = failure_in(await events_of(replica, call(prompts=("abcdefg",))))
+        assert failure.param == "prompt"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("tree", "word"),
+    [
+        ({"policy": {"tau": -1}}, "policy.tau"),
+        ({"policy": {"name": "best"}}, "policy.name"),
+        ({"policy": {"name": "hvd_tau"}}, "hvd_tau"),
+        ({"policies": {}}, "policies"),
+        ({"limits": {"max_running": 0}}, "limits.max_running"),
+        ({"policy": {"name": "hvd_tau", "predictor": "/nowhere"}}, "nothing is at hand"),
+    ],
+)
+def test_a_bad_value_is_refused_and_the_old_one_stays(
+    replica: Replica, tree: dict[str, Any], word: str
+) -> None:
+    async def run() -> None:
+        assert await replica.reconfigure({"policy": {"name": "rule_match"}})
+        assert not await replica.reconfigure(tree)
+        state = await replica.state()
+        assert state.policy == "rule_match"
+        assert state.refused is not None
+        assert word in state.refused
+        assert await replica.reconfigure({"policy": {"name": "suffix"}})
+        assert (await replica.state()).refused is None
+
+    asyncio.run(run())
+
+
+def test_a_bad_value_at_the_start_is_an_error() -> None:
+    with pytest.raises(UserError, match="hvd_tau"):
+        make_replica({"policy": {"name": "hvd_tau"}})
+
+
+def test_requests_under_way_end_as_they_began(gated: Any) -> None:
+    replica, gate = gated
+
+    async def run() -> None:
+        under_way = asyncio.create_task(events_of(replica, call("a")))
+        await until(lambda: replica._loop.num_running == 1)
+        assert await replica.reconfigure({"policy": {"name": "greedy"}})
+        gate.set()
+        before = [e.step for e in await under_way if isinstance(e, Piece) and e.step]
+        after = [e.step for e in await events_of(replica, call("b")) if isinstance(e, Piece)]
+        assert any(step.drafted for step in before)
+        assert not any(step and step.drafted for step in after)
+
+    asyncio.run(run())
+
+
+class Registry:
+    """A stand-in for the model registry: an alias that can be moved, corrupted, dropped."""
+
+    def __init__(self) -> None:
+        self.champion: str | None = None
+        self.is_corrupt = False
+
+    def resolve(self, config: Config) -> Path:  # noqa: ARG002
+        if self.champion is None:
+            raise UserError("no payoff predictor")
+        return Path(self.champion)
+
+    def find(self, config: Config) -> PayoffSource:
+        folder = self.resolve(config)
+        if self.is_corrupt:
+            raise UserError(f"predictor {folder}: weights.safetensors is damaged")
+        return PayoffSource(random_predictor(), f"champion {folder.name}", None)
+
+
+def test_a_moved_alias_is_picked_up_and_a_corrupt_one_is_not() -> None:
+    registry = Registry()
+    registry.champion = "v1"
+    sources = Sources(payoff=registry.find, costs=NO_SOURCES.costs, head=NO_SOURCES.head)
+    hot = {"policy": {"name": "hvd_tau", "tau": 2.0}}
+    replica = make_replica(hot, sources=sources, resolve=registry.resolve)
+
+    async def run() -> None:
+        assert (await replica.state()).predictor == "champion v1"
+        assert not await replica.refresh()
+        registry.champion = "v2"
+        assert await replica.refresh()
+        assert (await replica.state()).predictor == "champion v2"
+        registry.champion, registry.is_corrupt = "v3", True
+        assert not await replica.refresh()
+        state = await replica.state()
+        assert state.predictor == "champion v2"
+        assert "damaged" in (state.refused or "")
+        assert isinstance((await events_of(replica, call()))[-1], Piece)
+        registry.champion = None  # the registry is gone
+        assert not await replica.refresh()
+        assert (await replica.state()).predictor == "champion v2"
+        registry.champion, registry.is_corrupt = "v4", False
+        assert await replica.refresh()
+        assert (await replica.state()).refused is None
+
+    asyncio.run(run())
+    replica.end()
+
+
+def test_token_ids_are_numbers_of_python(replica: Replica) -> None:
+    """What crosses processes holds no array."""
+    events = asyncio.run(events_of(replica, call()))
+    pieces = [event for event in events if isinstance(event, Piece)]
+    assert not any(isinstance(token, np.generic) for p in pieces for token in p.token_ids)

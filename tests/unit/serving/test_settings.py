@@ -1,0 +1,71 @@
+"""Settings of a deployment: from words, files and Serve's YAML."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hvd_ray.errors import UserError
+from hvd_ray.serving.settings import hot_settings, serve_config
+
+FILES = sorted((Path(__file__).parents[3] / "cluster").glob("serve*.yaml"))
+
+
+def test_what_may_change_is_not_part_of_what_lasts() -> None:
+    config = serve_config(
+        {"policy": {"name": "suffix"}, "serving": {"limits": {"max_running": 2}, "replicas": 2}}
+    )
+    assert config.lasting == {"serving": {"replicas": 2}}
+    assert config.hot == {"policy": {"name": "suffix"}, "limits": {"max_running": 2}}
+    assert hot_settings(config.hot).is_policy_named
+    assert not hot_settings(serve_config({}).hot).is_policy_named
+
+
+@pytest.mark.parametrize(
+    ("tree", "word"),
+    [
+        ({"serving": {"limit": {}}}, "serving.limit: unknown"),
+        ({"serving": {"engine": "gpu"}}, "serving.engine"),
+        ({"serving": {"limits": {"request_timeout_s": 0}}}, "request_timeout_s"),
+        ({"serving": {"replicas": 0}}, "serving.replicas"),
+    ],
+)
+def test_mistakes_are_named(tree: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        serve_config(tree)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_yaml_files_are_serves_and_ours(file: Path) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    from hvd_ray.serving.app import FRONT, REPLICA, BuildArgs
+
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(file.read_text()))
+    app = schema.applications[0]
+    assert BuildArgs.model_validate(app.args).config().model == "smollm2-135m"
+    assert {deployment.name for deployment in app.deployments} == {FRONT, REPLICA}
+    for deployment in app.deployments:
+        assert hot_settings(deployment.user_config).is_policy_named
+    is_public = schema.http_options.host == "0.0.0.0"
+    assert is_public == ("api_keys" in app.args["serving"])
+
+
+def test_builder_words_are_nested_by_their_dots() -> None:
+    from hvd_ray.serving.app import BuildArgs
+
+    words = {"policy.tau": "4", "policy.name": "hvd_tau", "serving.replicas": "2", "model": "m"}
+    config = BuildArgs.model_validate(words).config()
+    assert (config.policy.tau, config.policy.name) == (4, "hvd_tau")
+    assert (config.serving.replicas, config.model) == (2, "m")
+
+
+def test_the_application_has_our_limits() -> None:
+    from hvd_ray.serving.app import application
+
+    app = application(serve_config({"serving": {"autoscaling": {"max_replicas": 3}}}))
+    assert app._bound_deployment.name == "Front"
+    replica = app._bound_deployment.init_args[1]._bound_deployment
+    assert replica._deployment_config.autoscaling_config.max_replicas == 3
+    assert replica._deployment_config.user_config == {"policy": {}, "limits": {}}
