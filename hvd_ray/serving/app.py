@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 from ray import serve
@@ -22,8 +23,12 @@ from hvd_ray.serving.auth import load_keys
 from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.handle import HandleBackend
+from hvd_ray.serving.relay import RelayCall, RelayEvent
 from hvd_ray.serving.replica import Replica
 from hvd_ray.serving.settings import ServeConfig, hot_settings, serve_config
+
+if TYPE_CHECKING:
+    from hvd_ray.serving.vllm_engine import VllmReplica
 
 FRONT, REPLICA = "Front", "Replica"
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
@@ -79,8 +84,9 @@ class ReplicaDeployment:
             await self._replica.reconfigure(user_config)
 
     async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
-        async for batch in self._served.serve(call):
-            yield batch
+        async with aclosing(self._served.serve(call)) as batches:
+            async for batch in batches:
+                yield batch
 
     async def state(self) -> ReplicaState:
         return await self._served.state()
@@ -102,22 +108,76 @@ class ReplicaDeployment:
         return self._replica
 
 
+class VllmDeployment:
+    """A `VllmReplica` in a process of its own."""
+
+    def __init__(self, tree: dict[str, Any]) -> None:
+        _log_as_serve_does()
+        self._config = serve_config(tree)
+        self._replica: VllmReplica | None = None
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve calls it once before the first request, and when `user_config` has changed."""
+        from hvd_ray.serving.vllm_engine import VllmReplica
+
+        if self._replica is None:
+            self._replica = await VllmReplica.open(self._config, hot_settings(user_config))
+        else:
+            await self._replica.reconfigure(user_config)
+
+    async def relay(self, call: RelayCall) -> AsyncIterator[RelayEvent | Failure]:
+        async with aclosing(self._served.relay(call)) as events:
+            async for event in events:
+                yield event
+
+    async def state(self) -> ReplicaState:
+        return await self._served.state()
+
+    async def fields(self) -> Mapping[str, frozenset[str]]:
+        return await self._served.fields()
+
+    async def check_health(self) -> None:
+        """Serve replaces a replica whose check fails."""
+        if self._replica is not None:
+            await self._replica.check_health()
+
+    @property
+    def _served(self) -> VllmReplica:
+        assert self._replica is not None, "Serve reconfigures a replica before its first request"
+        return self._replica
+
+
 @serve.ingress()
 class FrontDeployment:
     """A `Front` over the replicas' handle."""
 
     def __init__(self, tree: dict[str, Any], replicas: DeploymentHandle) -> None:
         _log_as_serve_does()
-        config = serve_config(tree)
+        self._config = serve_config(tree)
         self._backend = HandleBackend(replicas)
-        self._keys = load_keys(config.serving.api_keys)
-        self._limits = config.serving.limits
+        self._keys = load_keys(self._config.serving.api_keys)
+        self._limits = self._config.serving.limits
         self._front: Front | None = None
 
     async def __serve_build_asgi_app__(self) -> Starlette:
-        state = await self._backend.first_state()
-        self._front = Front(self._backend, state.facts, self._keys, self._limits)
+        self._front = await self._open_front()
         return self._front.app()
+
+    async def _open_front(self) -> Front:
+        facts = (await self._backend.first_state()).facts
+        if facts.engine != "vllm":
+            return Front(self._backend, facts, self._keys, self._limits)
+        from hvd_ray.serving.relay_front import RelayFront
+        from hvd_ray.serving.vllm_engine import has_plugin
+
+        return RelayFront(
+            self._backend,
+            facts,
+            self._keys,
+            self._limits,
+            fields=await self._backend.fields(),
+            has_plugin=has_plugin(self._config),
+        )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._limits = hot_settings(user_config).limits
@@ -162,7 +222,7 @@ def application(config: ServeConfig) -> serve.Application:
         health_check_period_s=5.0,
         health_check_timeout_s=30.0,
         **scale,
-    )(ReplicaDeployment)
+    )(VllmDeployment if serving.engine == "vllm" else ReplicaDeployment)
     front = serve.deployment(
         name=FRONT,
         ray_actor_options={"num_cpus": 0},

@@ -127,6 +127,7 @@ class ReplicaFacts:
     model: str
     root: str
     engine: str
+    dtype: str
     context_length: int
     modes: tuple[Mode, ...]
 

@@ -145,7 +145,7 @@ class Front:
     ) -> Response:
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options: needs stream to be true", "stream_options")
-        answer_id = body.request_id or _request_id(request)
+        answer_id = body.request_id or request_id_of(request)
         shape: AnyShape = shape_class(body, answer_id=answer_id, model=self.facts.model)
         session = session_of(body, tenant=tenant, header=request.headers.get("x-session-id"))
         call = shape.call(
@@ -317,6 +317,8 @@ class Front:
         return JSONResponse(
             {
                 "model": self.facts.model,
+                "engine": self.facts.engine,
+                "dtype": self.facts.dtype,
                 "modes": list(self.facts.modes),
                 "context_length": self.facts.context_length,
                 "policy": state.policy,
@@ -385,7 +387,7 @@ class Front:
     async def _on_api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         self.metrics.rejected(error.status)
-        headers = {**error.headers(), "X-Request-Id": _request_id(request)}
+        headers = {**error.headers(), "X-Request-Id": request_id_of(request)}
         return JSONResponse(error.body(), error.status, headers)
 
     async def _on_http_error(self, request: Request, error: Exception) -> Response:
@@ -399,7 +401,7 @@ class Front:
         return Response(status_code=499)  # nobody reads it
 
     async def _on_fault(self, request: Request, error: Exception) -> Response:
-        _log.error("request %s failed", _request_id(request), exc_info=error)
+        _log.error("request %s failed", request_id_of(request), exc_info=error)
         fault = ApiError(500, "the server failed on this request; its log says why")
         return await self._on_api_error(request, fault)
 
@@ -435,7 +437,7 @@ class _RequestLog:
         )
 
 
-def _request_id(request: Request) -> str:
+def request_id_of(request: Request) -> str:
     """The caller's X-Request-Id, or one of ours that stays for the request."""
     if not hasattr(request.state, "request_id"):
         given = request.headers.get("x-request-id", "")

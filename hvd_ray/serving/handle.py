@@ -7,7 +7,8 @@ again elsewhere when its replica is full or dies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from hvd_ray.serving.api_error import ApiError
 from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
+from hvd_ray.serving.relay import RelayCall, RelayEvent
 
 STATE_TIMEOUT_S = 10.0
 NUM_TRIES = 3
@@ -33,29 +35,45 @@ class HandleBackend:
 
     async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
         """The events of a call; the last try's refusal is what the client gets."""
+        async with aclosing(self._somewhere("serve", call, _refusal_in)) as batches:
+            async for batch in batches:
+                yield batch if isinstance(batch, tuple) else (batch,)
+
+    async def relay(self, call: RelayCall) -> AsyncIterator[RelayEvent | Failure]:
+        """The answer of a replica that has endpoints of its own."""
+        async with aclosing(self._somewhere("relay", call, _refusal)) as events:
+            async for event in events:
+                yield event
+
+    async def _somewhere(
+        self, method: str, call: Call | RelayCall, refusal: Callable[[Any], Failure | None]
+    ) -> AsyncGenerator[Any, None]:
+        """What the session's replica yields, or another's if that one is full or gone."""
         session = call.session
         for attempt in range(NUM_TRIES):
             has_begun, is_last = False, attempt == NUM_TRIES - 1
-            async for batch in self._try(call, session):
-                refused = isinstance(batch[0], Failure) and batch[0].kind in ("busy", "dead")
-                if refused and not has_begun and not is_last:
-                    break
-                has_begun = True
-                yield batch
+            async with aclosing(self._try(method, call, session)) as stream:
+                async for item in stream:
+                    if refusal(item) is not None and not has_begun and not is_last:
+                        break
+                    has_begun = True
+                    yield item
             if has_begun:
                 return
             session = None  # anybody else
 
-    async def _try(self, call: Call, session: str | None) -> AsyncIterator[tuple[Event, ...]]:
+    async def _try(
+        self, method: str, call: Call | RelayCall, session: str | None
+    ) -> AsyncGenerator[Any, None]:
         options: dict[str, Any] = {} if session is None else {"session_id": session}
-        stream = self.handle.options(stream=True, method_name="serve", **options).remote(call)
+        stream = self.handle.options(stream=True, method_name=method, **options).remote(call)
         try:
-            async for batch in stream:
-                yield batch
+            async for item in stream:
+                yield item
         except BackPressureError:
-            yield (_BUSY,)
+            yield _BUSY
         except (RayActorError, DeploymentUnavailableError):
-            yield (_GONE,)
+            yield _GONE
         finally:
             stream.cancel()
 
@@ -78,3 +96,17 @@ class HandleBackend:
     async def detokenize(self, token_ids: tuple[int, ...]) -> str | Failure:
         found: str | Failure = await self.handle.detokenize.remote(token_ids)
         return found
+
+    async def fields(self) -> Mapping[str, frozenset[str]]:
+        found: Mapping[str, frozenset[str]] = await self.handle.fields.remote()
+        return found
+
+
+def _refusal(item: object) -> Failure | None:
+    """A failure after which the call may be sent elsewhere."""
+    is_refusal = isinstance(item, Failure) and item.kind in ("busy", "dead")
+    return item if isinstance(item, Failure) and is_refusal else None
+
+
+def _refusal_in(item: object) -> Failure | None:
+    return _refusal(item[0] if isinstance(item, tuple) else item)

@@ -6,7 +6,7 @@ import logging
 import os
 from dataclasses import replace
 
-from hvd_ray.errors import NotSupportedError, UserError
+from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_model, tokenizer_sha
 from hvd_ray.serving.lineup import Stage, set_stage
 from hvd_ray.serving.replica import Replica
@@ -24,10 +24,6 @@ def open_replica(config: ServeConfig, hot: HotSettings) -> Replica:
     """
     from hvd_ray.systems import load_engine
 
-    if config.serving.engine != "torch":
-        raise NotSupportedError(
-            f"serving.engine={config.serving.engine}; this version serves torch"
-        )
     config = config.model_copy(update={"num_threads": config.num_threads or _threads(config)})
     engine, codec = load_engine(config)
     stage = set_stage(config, engine=engine, codec=codec)

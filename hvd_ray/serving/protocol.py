@@ -243,11 +243,11 @@ def _message(message: dict[str, Any], index: int) -> Message:
     return Message(role, content)
 
 
-def read_body(model: type[Body], raw: bytes) -> Body:
-    """A request body, checked.
+def read_object(raw: bytes) -> dict[str, Any]:
+    """A request body as JSON.
 
     Raises:
-        ApiError: 400, it is no JSON object, or a field is unknown, not served or out of range.
+        ApiError: 400, it is no JSON object.
     """
     try:
         body = json.loads(raw, parse_constant=_no_number)
@@ -255,6 +255,16 @@ def read_body(model: type[Body], raw: bytes) -> Body:
         raise bad_request(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise bad_request(f"the body must be a JSON object, got {type(body).__name__}")
+    return body
+
+
+def read_body(model: type[Body], raw: bytes) -> Body:
+    """A request body, checked.
+
+    Raises:
+        ApiError: 400, it is no JSON object, or a field is unknown, not served or out of range.
+    """
+    body = read_object(raw)
     fields = set(model.model_fields)
     for name in body:
         _refuse_unserved(name, body[name], fields)

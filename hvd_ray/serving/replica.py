@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -74,13 +75,14 @@ class Replica:
             model=name,
             root=root,
             engine=stage.engine.capabilities.name,
+            dtype=stage.engine.capabilities.dtype,
             context_length=stage.engine.capabilities.context_length,
             modes=tuple(self._lineup.decoders),
         )
 
     # -- serving ---------------------------------------------------------------------------
 
-    async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
+    async def serve(self, call: Call) -> AsyncGenerator[tuple[Event, ...], None]:
         """The events of a call as they come, those that came together in one tuple.
 
         The last event is the end of the last output or a `Failure`. Leaving the iterator early
@@ -98,8 +100,9 @@ class Replica:
         work = _Work(self._loop, limit_s=call.limit_s)
         try:
             await self._begin(call, work)
-            async for events in work.events():
-                yield events
+            async with aclosing(work.events()) as batches:
+                async for batch in batches:
+                    yield batch
         except _Refused as refused:
             yield (refused.failure,)
         except LoopEndedError:
@@ -423,7 +426,7 @@ class _Work:
         for task in self._tasks:
             self._loop.cancel(task)
 
-    async def events(self) -> AsyncIterator[tuple[Event, ...]]:
+    async def events(self) -> AsyncGenerator[tuple[Event, ...], None]:
         """Until every prompt was opened and every output has ended, or one has failed."""
         while self.num_open or self.num_unopened:
             batch = await self._next_events()

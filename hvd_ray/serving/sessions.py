@@ -20,6 +20,11 @@ def session_of(body: ChatRequest | CompletionRequest, *, tenant: str, header: st
     """
     named = header or body.session_id or body.user
     word = f"named {named}" if named else f"prefix {_head(body)}"
+    return session_key(tenant, word)
+
+
+def session_key(tenant: str, word: str) -> str:
+    """The same for the same tenant and word, and for no other."""
     return hashlib.sha256(f"{tenant}\n{word}".encode()).hexdigest()[:32]
 
 

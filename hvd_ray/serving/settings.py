@@ -71,6 +71,8 @@ class ServingConfig(_Section):
     """Whose cache they go to: a name in the key file."""
     poll_s: Seconds = 30.0
     """How often the registry is asked whether the champion has changed."""
+    vllm: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of vLLM's engine, under its own names, e.g. `speculative_config`."""
     drain_s: Seconds = 60.0
     """How long a replica that is to end may finish its requests."""
 

@@ -16,7 +16,7 @@ from hvd_ray.serving.settings import ServeConfig, serve_config
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 
 MESSAGES: Any = [{"role": "user", "content": "Write three words in Greek, then an emoji. 你好 🙂"}]
-SAMPLING: Any = {"max_tokens": 32, "temperature": 0}
+SAMPLING: Any = {"max_tokens": 32, "temperature": 0, "extra_body": {"ignore_eos": True}}
 KEY = "e2e-key-0123456789abcdef"
 
 
@@ -63,7 +63,8 @@ def state(base: str) -> Any:
 def test_chat_streamed_whole_and_without_drafts_agree(sdk: openai.OpenAI) -> None:
     model = sdk.models.list().data[0].id
     ask: Any = sdk.chat.completions.create
-    plain = ask(model=model, messages=MESSAGES, **SAMPLING, extra_body={"hvd": "off"})
+    without = {**SAMPLING, "extra_body": {"ignore_eos": True, "hvd": "off"}}
+    plain = ask(model=model, messages=MESSAGES, **without)
     text = plain.choices[0].message.content
     whole = ask(model=model, messages=MESSAGES, **SAMPLING, logprobs=True, top_logprobs=2)
     assert whole.choices[0].message.content == text

@@ -416,3 +416,20 @@ def test_replicas_end_of_their_own(open_client: Callable[..., TestClient]) -> No
     answer = client.post("/v1/completions", json={"prompt": "abc"})
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
+
+
+def test_logs_name_requests_and_hold_no_text(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "badgebadgebadge"
+    with caplog.at_level("DEBUG", logger="hvd_ray"):
+        headers = {"X-Request-Id": "mine-1"}
+        body = {"prompt": secret, **GREEDY}
+        answer = client.post("/v1/completions", json=body, headers=headers)
+        client.post("/v1/completions", json={**body, "top_p": 7})
+        client.post("/v1/completions", json={**body, "stream": True})
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert "mine-1" in caplog.text
+    assert "prompt_tokens=15 output_tokens=24" in caplog.text
+    assert secret not in caplog.text
+    assert answer.json()["choices"][0]["text"] not in caplog.text

@@ -1,0 +1,198 @@
+"""The front over replicas that speak OpenAI themselves: vLLM's own endpoints, everything they do.
+
+Who may call, whose cache is used, how much is taken on and for how long stay the front's; a body
+passes through with the scope put in, and a field that vLLM would ignore is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from hvd_ray.serving.api_error import ApiError, bad_request, from_failure
+from hvd_ray.serving.calls import MODES, Failure, ReplicaState
+from hvd_ray.serving.front import Front, request_id_of
+from hvd_ray.serving.protocol import read_object
+from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead
+from hvd_ray.serving.sessions import session_key
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+OURS = frozenset({"hvd", "return_metrics", "verification"})
+_ASKED_HEADERS = {"content-type": "application/json"}
+
+
+class RelayBackend(Protocol):
+    """Replicas with endpoints of their own."""
+
+    def relay(self, call: RelayCall) -> AsyncIterator[RelayEvent | Failure]:
+        """The answer as it comes; leaving early frees what the request holds."""
+        ...
+
+    async def state(self) -> ReplicaState:
+        """How they are doing.
+
+        Raises:
+            ApiError: 503, nobody answers.
+        """
+        ...
+
+    async def fields(self) -> Mapping[str, frozenset[str]]:
+        """The body's fields that each path knows."""
+        ...
+
+
+@dataclass(slots=True)
+class RelayFront(Front):
+    """The endpoints of a model that vLLM serves."""
+
+    fields: Mapping[str, frozenset[str]] | None = None
+    has_plugin: bool = False
+    """Whether requests may choose what is drafted from."""
+
+    @property
+    def _relays(self) -> RelayBackend:
+        return self.backend  # type: ignore[return-value]
+
+    async def completions(self, request: Request) -> Response:
+        return await self._pass(request, COMPLETIONS)
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._pass(request, CHAT)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._pass(request, TOKENIZE)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._pass(request, DETOKENIZE)
+
+    async def show_metrics(self, request: Request) -> Response:
+        """vLLM's own figures of one replica, and what the front counts."""
+        ours = await Front.show_metrics(self, request)
+        head, body = await self._whole_body(RelayCall("GET", "/metrics", {}))
+        kept = [line for line in bytes(ours.body).splitlines() if b"hvd_" in line]
+        text = body if head.status == 200 else b""
+        return Response(text + b"\n".join(kept) + b"\n", media_type="text/plain; version=0.0.4")
+
+    async def _pass(self, request: Request, path: str) -> Response:
+        tenant = self._tenant(request)
+        given = read_object(await self._read(request))
+        body = self._checked(given, path, tenant)
+        word = request.headers.get("x-session-id") or given.get("session_id") or given.get("user")
+        call = RelayCall(
+            "POST",
+            path,
+            {**_ASKED_HEADERS, "x-request-id": request_id_of(request)},
+            json.dumps(body).encode(),
+            session=session_key(tenant, str(word)) if word else None,
+            limit_s=self.limits.request_timeout_s,
+        )
+        return await self._answer_with(request, call)
+
+    def _checked(self, given: dict[str, Any], path: str, tenant: str) -> dict[str, Any]:
+        """The body for vLLM: fields known, the model ours, the scope the key's."""
+        known = (self.fields or {}).get(path, frozenset())
+        for name, value in given.items():
+            if value is not None and name not in known and name not in OURS:
+                raise bad_request(f"{name}: unknown parameter", name, "unknown_parameter")
+        if given.get("verification") not in (None, "full"):
+            raise bad_request("not supported: verification; leave it out", "verification")
+        if given.get("model") is not None:
+            self._check_model(str(given["model"]))
+        body = {k: v for k, v in given.items() if k not in OURS and v is not None}
+        body["model"] = self.facts.model
+        if path in (COMPLETIONS, CHAT):
+            body["cache_salt"] = scope_salt(tenant, given.get("cache_salt"))
+            self._choose_drafts(given.get("hvd"), body)
+        return body
+
+    def _choose_drafts(self, mode: object, body: dict[str, Any]) -> None:
+        if mode is None:
+            return
+        if mode not in MODES:
+            raise bad_request(f"hvd: expected one of {', '.join(MODES)}, got {mode!r}", "hvd")
+        if mode not in self.facts.modes:
+            message = f"hvd: {mode!r} is not served here; choose from {', '.join(self.facts.modes)}"
+            raise bad_request(message, "hvd")
+        if self.has_plugin:
+            body["vllm_xargs"] = {**(body.get("vllm_xargs") or {}), "hvd": mode}
+
+    async def _answer_with(self, request: Request, call: RelayCall) -> Response:
+        events = self._relays.relay(call)
+
+        async def begin() -> RelayHead:
+            async with asyncio.timeout(call.limit_s):
+                event = await anext(events)
+            if isinstance(event, Failure):
+                raise from_failure(event)
+            assert isinstance(event, RelayHead)
+            return event
+
+        try:
+            head = await self._unless_gone(request, begin())
+        except TimeoutError:
+            await events.aclose()  # type: ignore[attr-defined]
+            message = f"the request took longer than {call.limit_s:g} s and was given up"
+            raise ApiError(408, message, code="timeout") from None
+        except (ApiError, ClientDisconnect, asyncio.CancelledError):
+            await events.aclose()  # type: ignore[attr-defined]
+            raise
+        headers = {"X-Request-Id": request_id_of(request), "Cache-Control": "no-store"}
+        parts = _openai_shaped(events) if head.status >= 400 else _parts(events)
+        if head.status >= 400:
+            self.metrics.rejected(head.status)
+        return StreamingResponse(
+            parts, status_code=head.status, media_type=head.content_type, headers=headers
+        )
+
+    async def _whole_body(self, call: RelayCall) -> tuple[RelayHead, bytes]:
+        head, parts = RelayHead(503, ""), []
+        async for event in self._relays.relay(call):
+            if isinstance(event, RelayHead):
+                head = event
+            elif isinstance(event, bytes):
+                parts.append(event)
+        return head, b"".join(parts)
+
+
+async def _parts(events: AsyncIterator[RelayEvent | Failure]) -> AsyncIterator[bytes]:
+    try:
+        async for event in events:
+            if isinstance(event, Failure):
+                yield f"data: {json.dumps(from_failure(event).body())}\n\ndata: [DONE]\n\n".encode()
+                return
+            assert isinstance(event, bytes)
+            yield event
+    finally:
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+async def _openai_shaped(events: AsyncIterator[RelayEvent | Failure]) -> AsyncIterator[bytes]:
+    """An error's body; vLLM gives a number as `code`, OpenAI a word."""
+    raw = b"".join([part async for part in _parts(events)])
+    try:
+        error = json.loads(raw)["error"]
+    except (ValueError, KeyError, TypeError):
+        yield raw
+        return
+    word = error.get("code") if isinstance(error.get("code"), str) else None
+    shaped = {
+        "message": error.get("message", ""),
+        "type": "invalid_request_error",
+        "param": error.get("param"),
+        "code": word,
+    }
+    yield json.dumps({"error": shaped}).encode()
+
+
+def scope_salt(tenant: str, salt: object) -> str:
+    """The `cache_salt` that vLLM and its plugin scope their caches by: the tenant's own."""
+    word = json.dumps([tenant, salt])
+    return hashlib.sha256(word.encode()).hexdigest()

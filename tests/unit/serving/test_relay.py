@@ -1,0 +1,192 @@
+"""The front over endpoints of somebody else: passed through, scoped, limited, in OpenAI's shape."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from hvd_ray.serving.auth import ApiKeys
+from hvd_ray.serving.calls import Failure, ReplicaFacts, ReplicaState
+from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, relayed
+from hvd_ray.serving.relay_front import RelayFront, scope_salt
+from hvd_ray.serving.settings import Limits
+
+FACTS = ReplicaFacts("m", "/m", "vllm", "bfloat16", 512, ("auto", "off"))
+KNOWN = frozenset({"model", "prompt", "stream", "cache_salt", "vllm_xargs", "user", "tools"})
+KEYS = ApiKeys(((b"k" * 32, "alice"), (b"o" * 32, "bob")))
+
+
+class Upstream:
+    """Endpoints that say what they were asked."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
+    async def completions(self, request: Request) -> Response:
+        body = await request.json()
+        if body.get("prompt") == "bad":
+            error = {"message": "no", "type": "BadRequestError", "param": "prompt", "code": 400}
+            return JSONResponse({"error": error}, 400)
+        if body.get("prompt") == "slow":
+            await asyncio.sleep(60)
+        if body.get("stream"):
+            return StreamingResponse(self._chunks(), media_type="text/event-stream")
+        return JSONResponse(body)
+
+    async def _chunks(self) -> AsyncIterator[str]:
+        try:
+            for number in range(10**6):
+                yield f"data: {number}\n\n"
+                await asyncio.sleep(0)
+        finally:
+            self.left.set()
+
+    async def metrics(self, request: Request) -> Response:  # noqa: ARG002
+        return PlainTextResponse("vllm:spec_decode_num_drafts_total 3.0\n")
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/metrics", self.metrics),
+            ]
+        )
+
+
+class Backend:
+    def __init__(self, upstream: Upstream) -> None:
+        self._app = upstream.app()
+        self.is_full = False
+
+    async def relay(self, call: RelayCall) -> AsyncIterator[RelayEvent | Failure]:
+        if self.is_full:
+            yield Failure("busy", "full")
+            return
+        async with aclosing(relayed(self._app, call)) as events:
+            async for event in events:
+                yield event
+
+    async def state(self) -> ReplicaState:
+        return ReplicaState(FACTS, is_alive=True)
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return Backend(Upstream())
+
+
+@pytest.fixture
+def client(backend: Backend) -> Iterator[TestClient]:
+    front = RelayFront(
+        backend,  # type: ignore[arg-type]
+        FACTS,
+        limits=Limits(request_timeout_s=0.5),
+        fields={"/v1/completions": KNOWN},
+        has_plugin=True,
+    )
+    with TestClient(
+        front.app(), base_url="http://127.0.0.1", client=("127.0.0.1", 1),
+        raise_server_exceptions=False,
+    ) as made:  # fmt: skip
+        yield made
+
+
+def ask(client: TestClient, **body: Any) -> Any:
+    return client.post("/v1/completions", json={"prompt": "a", **body})
+
+
+def test_a_body_passes_with_scope_and_mode_put_in(client: TestClient) -> None:
+    seen = ask(client, hvd="off", user="u", return_metrics=True).json()
+    assert seen == {
+        "model": "m",
+        "prompt": "a",
+        "user": "u",
+        "cache_salt": scope_salt("local", None),
+        "vllm_xargs": {"hvd": "off"},
+    }
+
+
+def test_the_scope_is_the_tenants_whatever_the_caller_says(backend: Backend) -> None:
+    front = RelayFront(backend, FACTS, keys=KEYS, fields={"/v1/completions": KNOWN})  # type: ignore[arg-type]
+    salts = {}
+    with TestClient(front.app(), base_url="http://127.0.0.1") as client:
+        for name, key in (("alice", "k" * 32), ("bob", "o" * 32)):
+            for salt in (None, "x", scope_salt("alice", None)):
+                headers = {"Authorization": f"Bearer {key}"}
+                body = {"prompt": "a", "cache_salt": salt}
+                answer = client.post("/v1/completions", json=body, headers=headers)
+                salts[name, salt] = answer.json()["cache_salt"]
+    assert len(set(salts.values())) == 6
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"foo": 1}, "foo"),
+        ({"hvd": "sometimes"}, "hvd"),
+        ({"hvd": "cache"}, "hvd"),
+        ({"verification": "tiered"}, "verification"),
+    ],
+)
+def test_what_vllm_would_ignore_is_named(client: TestClient, body: Any, param: str) -> None:
+    answer = ask(client, **body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_vllms_errors_take_openais_shape(client: TestClient) -> None:
+    answer = ask(client, prompt="bad")
+    assert answer.status_code == 400
+    expected = {
+        "message": "no",
+        "type": "invalid_request_error",
+        "param": "prompt",
+        "code": None,
+    }
+    assert answer.json() == {"error": expected}
+
+
+def test_full_is_429_and_slow_is_408(client: TestClient, backend: Backend) -> None:
+    answer = ask(client, prompt="slow")
+    assert answer.status_code == 408
+    assert answer.json()["error"]["code"] == "timeout"
+    backend.is_full = True
+    answer = ask(client)
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"]
+
+
+def test_metrics_are_vllms_and_ours(client: TestClient) -> None:
+    ask(client, foo=1)
+    text = client.get("/metrics").text
+    assert "vllm:spec_decode_num_drafts_total 3.0" in text
+    assert text.count("vllm:spec_decode_num_drafts_total") == 1
+    assert "hvd_rejected_requests_total" in text
+
+
+def test_leaving_a_stream_reaches_the_application() -> None:
+    async def run() -> None:
+        upstream = Upstream()
+        headers = {"content-type": "application/json"}
+        body = json.dumps({"stream": True}).encode()
+        call = RelayCall("POST", "/v1/completions", headers, body)
+        seen: list[RelayEvent] = []
+        async with aclosing(relayed(upstream.app(), call)) as events:
+            async for event in events:
+                seen.append(event)
+                if len(seen) == 4:
+                    break
+        assert seen[0] == RelayHead(200, "text/event-stream; charset=utf-8")
+        assert seen[1:] == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"]
+        async with asyncio.timeout(5):
+            await upstream.left.wait()
+
+    asyncio.run(run())
