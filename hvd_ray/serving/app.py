@@ -168,7 +168,6 @@ class FrontDeployment:
         if facts.engine != "vllm":
             return Front(self._backend, facts, self._keys, self._limits)
         from hvd_ray.serving.relay_front import RelayFront
-        from hvd_ray.serving.vllm_engine import has_plugin
 
         return RelayFront(
             self._backend,
@@ -176,7 +175,7 @@ class FrontDeployment:
             self._keys,
             self._limits,
             fields=await self._backend.fields(),
-            has_plugin=has_plugin(self._config),
+            has_plugin=len(facts.modes) > 1,
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:

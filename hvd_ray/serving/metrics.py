@@ -39,12 +39,13 @@ class FrontMetrics:
             "vllm:request_time_per_output_token_seconds", "A later token, mean of one", PER_TOKEN_S
         )
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", "The whole", WHOLE_S)
-        self._cycles = self._counter("hvd_cycles", "Target passes, by what they verified", "source")
+        self._cycles = self._counter("hvd_steps", "Target passes, by what they verified", "source")
         self._source_drafted = self._counter("hvd_draft_tokens", "Drafted tokens", "source")
         self._source_accepted = self._counter("hvd_accepted_tokens", "Accepted tokens", "source")
+        self._source_emitted = self._counter("hvd_emitted_tokens", "Output tokens", "source")
         self._rejected = self._counter("hvd_rejected_requests", "Requests refused", "status")
         self._disconnects = self._counter("hvd_client_disconnects", "Clients that left early")
-        self._cached = self._gauge("hvd_cached_tokens", "Tokens in a replica's draft cache")
+        self._cached = self._gauge("hvd_cache_tokens", "Tokens in a replica's draft cache")
         self._is_alive = self._gauge("hvd_replica_alive", "Whether the decoding thread lives")
         self._is_refused = self._gauge(
             "hvd_settings_refused", "Whether the latest settings were refused and older ones serve"
@@ -55,6 +56,7 @@ class FrontMetrics:
         for step in steps:
             source = {"source": step.source.value}
             self._cycles.labels(**self._model, **source).inc()
+            self._source_emitted.labels(**self._model, **source).inc(step.emitted)
             self._generated.labels(**self._model).inc(step.emitted)
             if step.source is Source.NONE:
                 continue

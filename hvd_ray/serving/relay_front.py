@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +27,8 @@ from hvd_ray.serving.sessions import session_key
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 OURS = frozenset({"hvd", "return_metrics", "verification"})
+_OURS_ALONE = re.compile(rb"\bhvd_(rejected|client|replica|settings)_")
+"""What the engine cannot know; the rest is its own to tell."""
 _ASKED_HEADERS = {"content-type": "application/json"}
 
 
@@ -77,7 +80,7 @@ class RelayFront(Front):
         """vLLM's own figures of one replica, and what the front counts."""
         ours = await Front.show_metrics(self, request)
         head, body = await self._whole_body(RelayCall("GET", "/metrics", {}))
-        kept = [line for line in bytes(ours.body).splitlines() if b"hvd_" in line]
+        kept = [line for line in bytes(ours.body).splitlines() if _OURS_ALONE.search(line)]
         text = body if head.status == 200 else b""
         return Response(text + b"\n".join(kept) + b"\n", media_type="text/plain; version=0.0.4")
 

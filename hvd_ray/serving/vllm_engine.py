@@ -11,20 +11,24 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from hvd_ray.errors import UserError
+from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.fetch import resolve_model
 from hvd_ray.serving.calls import MODES, Failure, Mode, ReplicaFacts, ReplicaState
 from hvd_ray.serving.relay import RelayCall, RelayEvent, relayed
 from hvd_ray.serving.settings import HotSettings, ServeConfig, hot_settings
+from hvd_ray.systems import head_folder
+from hvd_ray.vllm_plugin.options import OWN_PAYOFF, POLICIES, SECTION
 
 _log = logging.getLogger(__name__)
+MAX_DRAFT = 32
+"""The most tokens of one draft: vLLM's scheduler keeps room for them in every step."""
 
 
 class VllmReplica:
     """vLLM's engine and endpoints in this process; `open` starts it."""
 
     def __init__(self, config: ServeConfig, hot: HotSettings, server: Any, app: Any) -> None:
-        self._config, self._hot = config, hot
+        self._arguments, self._hot = engine_arguments(config), hot
         self._server, self._app = server, app
         self._num_requests = 0
         self._refused: str | None = None
@@ -37,16 +41,17 @@ class VllmReplica:
             engine="vllm",
             dtype=config.dtype,
             context_length=length,
-            modes=_modes(config),
+            modes=served_modes(self._arguments),
         )
 
     @classmethod
     async def open(cls, config: ServeConfig, hot: HotSettings) -> VllmReplica:
         """Start the engine; takes half a minute and more."""
         _set_environment()
+        config = config.model_copy(update={"policy": hot.policy})
         from ray.llm._internal.serve.core.server.llm_server import LLMServer
 
-        server = LLMServer.sync_init(_llm_config(config))
+        server = LLMServer.sync_init(_llm_config(config, engine_arguments(config)))
         await server.start()
         return cls(config, hot, server, await server.__serve_build_asgi_app__())
 
@@ -83,7 +88,7 @@ class VllmReplica:
             self.facts,
             is_alive=self._is_alive,
             num_running=self._num_requests,
-            policy=_policy(self._config),
+            policy=policy_name(self._arguments),
             refused=self._refused,
         )
 
@@ -110,68 +115,106 @@ class VllmReplica:
         return True
 
 
-def has_plugin(config: ServeConfig) -> bool:
-    """Whether the engine drafts with our plugin, which reads what a request asks for."""
-    return "hvd" in (config.serving.vllm.get("additional_config") or {})
+def engine_arguments(config: ServeConfig) -> dict[str, Any]:
+    """Arguments of vLLM's engine: our plugin drafts, unless `serving.vllm` says how it is to.
 
-
-def _modes(config: ServeConfig) -> tuple[Mode, ...]:
-    """vLLM's own drafters cannot be chosen for a request."""
-    if not has_plugin(config):
-        return ("auto",)
-    speculative = config.serving.vllm.get("speculative_config") or {}
-    is_headed = speculative.get("method") == "eagle3"
-    return MODES if is_headed else tuple(mode for mode in MODES if mode != "eagle3")
-
-
-def _policy(config: ServeConfig) -> str:
-    if has_plugin(config):
-        return f"hvd {config.serving.vllm['additional_config']['hvd'].get('policy', 'cost')}"
-    speculative = config.serving.vllm.get("speculative_config", {"method": "suffix"})
-    return f"vLLM {speculative['method']}" if speculative else "greedy"
-
-
-def _llm_config(config: ServeConfig) -> Any:
-    """Ray Serve LLM's configuration; what `serving.vllm` says wins."""
-    from ray.serve.llm import LLMConfig
-
+    Raises:
+        UserError: a setting cannot be had with this engine.
+    """
     given = dict(config.serving.vllm)
     if "model" in given:
         raise UserError("serving.vllm.model: name the model with model=, at the top")
-    kwargs: dict[str, Any] = {
-        "dtype": config.dtype,
-        "speculative_config": _suffix_config(config),
-        "per_request_spec_decode_metrics": "summary",
-        "enable_prefix_caching": True,
-        **given,
-    }
-    if not kwargs["speculative_config"]:
-        del kwargs["speculative_config"], kwargs["per_request_spec_decode_metrics"]
+    arguments: dict[str, Any] = {"dtype": config.dtype, "enable_prefix_caching": True}
     if not config.serving.gpus_per_replica:
-        kwargs.setdefault("distributed_executor_backend", "uni")
-        kwargs.setdefault("enforce_eager", True)
+        arguments |= {"distributed_executor_backend": "uni", "enforce_eager": True}
+    if not {"speculative_config", "additional_config"} & set(given):
+        arguments |= _hybrid(config)
+    arguments |= given
+    if arguments.get("speculative_config"):
+        arguments.setdefault("per_request_spec_decode_metrics", "summary")
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _hybrid(config: ServeConfig) -> dict[str, Any]:
+    """The plugin's configuration for our settings; with the head that is at hand."""
+    speculative: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": MAX_DRAFT}
+    try:
+        speculative |= {"method": "eagle3", "model": str(head_folder(config))}
+    except UserError:
+        if config.drafting.eagle3.head is not None:
+            raise
+    section: dict[str, Any] = {
+        **_policy_options(config),
+        "cache": config.drafting.suffix.model_dump(exclude_unset=True),
+        "eagle3_tokens": config.drafting.eagle3.num_tokens,
+    }
+    return {"speculative_config": speculative, "additional_config": {SECTION: section}}
+
+
+def _policy_options(config: ServeConfig) -> dict[str, Any]:
+    """Our policy under the plugin's name; `cost` where nobody named one."""
+    policy = config.policy
+    if "name" not in policy.model_fields_set:
+        return {"policy": "cost", "payoff": policy.predictor or _champion(config) or OWN_PAYOFF}
+    name = next((ours for ours, system in POLICIES.items() if system == policy.name), None)
+    if name is None:
+        raise NotSupportedError(
+            f"policy.name={policy.name} with vLLM; choose from {', '.join(POLICIES.values())}"
+        )
+    options: dict[str, Any] = {"policy": name}
+    if name in ("cost", "tau"):
+        options["payoff"] = policy.predictor
+    if name == "tau":
+        options["tau"] = policy.tau
+    if name == "match":
+        options["min_match"] = policy.min_match
+    return options
+
+
+def _champion(config: ServeConfig) -> str | None:
+    from hvd_ray.tracking import resolve_predictor
+
+    try:
+        return str(resolve_predictor(config=config))
+    except UserError:
+        return None
+
+
+def has_plugin(arguments: Mapping[str, Any]) -> bool:
+    """Whether the engine drafts with our plugin, which reads what a request asks for."""
+    return SECTION in (arguments.get("additional_config") or {})
+
+
+def served_modes(arguments: Mapping[str, Any]) -> tuple[Mode, ...]:
+    """vLLM's own drafters cannot be chosen for a request."""
+    if not has_plugin(arguments):
+        return ("auto",)
+    has_head = arguments["speculative_config"].get("method") == "eagle3"
+    return MODES if has_head else tuple(mode for mode in MODES if mode != "eagle3")
+
+
+def policy_name(arguments: Mapping[str, Any]) -> str:
+    """What drafts, in two words."""
+    if has_plugin(arguments):
+        return f"hvd {arguments['additional_config'][SECTION].get('policy', 'cost')}"
+    speculative = arguments.get("speculative_config")
+    return f"vLLM {speculative['method']}" if speculative else "greedy"
+
+
+def _llm_config(config: ServeConfig, arguments: Mapping[str, Any]) -> Any:
+    """Ray Serve LLM's configuration."""
+    from ray.serve.llm import LLMConfig
+
     return LLMConfig(
         model_loading_config={
             "model_id": config.served_name,
             "model_source": resolve_model(config.model).path_or_id,
         },
-        engine_kwargs=kwargs,
+        engine_kwargs=dict(arguments),
         accelerator_type=None,
         placement_group_config={"bundles": [{"CPU": 1}]},
         log_engine_metrics=False,
     )
-
-
-def _suffix_config(config: ServeConfig) -> dict[str, Any]:
-    """vLLM's own suffix decoding with our settings of the cache."""
-    suffix = config.drafting.suffix
-    return {
-        "method": "suffix",
-        "num_speculative_tokens": suffix.max_draft_tokens,
-        "suffix_decoding_max_tree_depth": suffix.max_tree_depth,
-        "suffix_decoding_max_spec_factor": suffix.max_spec_factor,
-        "suffix_decoding_min_token_prob": suffix.min_token_prob,
-    }
 
 
 def _set_environment() -> None:
@@ -180,3 +223,4 @@ def _set_environment() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}-{cores[-1]}")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_PLUGINS", "hvd_ray")  # others may be made for other versions

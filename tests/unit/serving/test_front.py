@@ -224,7 +224,7 @@ def test_prometheus_counts_tokens_by_source(client: TestClient) -> None:
     by_place = [v for k, v in figures.items() if "accepted_tokens_per_pos_total" in k]
     assert sum(by_place) == accepted
     assert figures[f"vllm:time_to_first_token_seconds_count{{{labels}}}"] == 2
-    assert figures[f"hvd_cached_tokens{{{labels}}}"] == 48
+    assert figures[f"hvd_cache_tokens{{{labels}}}"] == 48
 
 
 @pytest.mark.parametrize(
