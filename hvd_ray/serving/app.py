@@ -25,12 +25,17 @@ from hvd_ray.serving.front import Front
 from hvd_ray.serving.handle import HandleBackend
 from hvd_ray.serving.relay import RelayCall, RelayEvent
 from hvd_ray.serving.replica import Replica
-from hvd_ray.serving.settings import ServeConfig, hot_settings, serve_config
+from hvd_ray.serving.settings import (
+    FRONT,
+    REPLICA,
+    ServeConfig,
+    hot_settings,
+    serve_config,
+)
 
 if TYPE_CHECKING:
     from hvd_ray.serving.vllm_engine import VllmReplica
 
-FRONT, REPLICA = "Front", "Replica"
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 FRONT_REQUESTS = 4096
 """More than any replica takes: it is the replicas that say when it is too much."""

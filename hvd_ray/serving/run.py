@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from math import ceil
 from typing import Any
 
 from hvd_ray.errors import UserError
-from hvd_ray.serving.settings import ServeConfig
+from hvd_ray.serving.settings import ServeConfig, deploy_tree
 
 APP = "hvd"
+STARTING_S = 600.0
+SETTLING_S = 0.5
 _CAUSE = re.compile(r"(?:UserError|NotSupportedError): (.+)")
 
 
@@ -37,14 +40,14 @@ class Served:
         Raises:
             UserError: they cannot be deployed.
         """
-        _deploy(config)
+        deploy(config)
 
 
 @contextmanager
 def serving(
     config: ServeConfig, *, host: str, port: int, has_dashboard: bool = False
 ) -> Iterator[Served]:
-    """Serve until the block is left; then requests under way are finished first.
+    """Serve until the block is left; requests under way are finished first.
 
     Raises:
         UserError: Ray cannot be reached, or the deployment fails for a reason that can be mended.
@@ -62,7 +65,7 @@ def serving(
                 http_options={"host": host, "port": port, "keep_alive_timeout_s": 90},
                 logging_config={"enable_access_log": False},
             )
-            _deploy(config)
+            deploy(config)
             yield Served(host, port, _log_folder(ray), _dashboard(ray))
         finally:
             serve.shutdown()
@@ -73,27 +76,43 @@ def _num_replicas(config: ServeConfig) -> int:
     return serving.autoscaling.max_replicas if serving.autoscaling else serving.replicas
 
 
-def _deploy(config: ServeConfig) -> None:
+def deploy(config: ServeConfig) -> None:
+    """Bring these settings to a running Serve, as `serve deploy` does with a file.
+
+    What changes `user_config` alone restarts nothing.
+
+    Raises:
+        UserError: they cannot be deployed; what was served before is served on.
+    """
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    schema = ServeDeploySchema.model_validate(deploy_tree(config, app=APP))
+    _get_global_client().deploy_apps(schema)
+    _wait_until_running()
+
+
+def _wait_until_running() -> None:
     from ray import serve
 
-    from hvd_ray.serving.app import application
-
-    try:
-        serve.run(application(config), name=APP, route_prefix="/")
-    except RuntimeError as error:
-        raise UserError(f"the model cannot be served: {_cause(str(error))}") from None
+    time.sleep(SETTLING_S)  # the controller takes the change up in its next round
+    deadline = time.monotonic() + STARTING_S
+    while time.monotonic() < deadline:
+        app = serve.status().applications[APP]
+        if app.status == "RUNNING":
+            return
+        told = "\n".join([app.message, *(one.message for one in app.deployments.values())])
+        if app.status in ("DEPLOY_FAILED", "UNHEALTHY") or _CAUSE.search(told):
+            raise UserError(f"the model cannot be served: {_cause(told)}")
+        time.sleep(0.5)
+    raise UserError(f"the model was not served after {STARTING_S:.0f} s; see the logs of Serve")
 
 
 def _cause(message: str) -> str:
     """What a replica said; Serve wraps it into its own words and a traceback."""
     found = _CAUSE.findall(message)
-    if not found:
-        from ray import serve
-
-        app = serve.status().applications.get(APP)
-        told = [deployment.message for deployment in app.deployments.values()] if app else []
-        found = _CAUSE.findall("\n".join(told))
-    return str(found[-1]) if found else message.strip().splitlines()[-1]
+    lines = message.strip().splitlines() or ["Serve does not say why"]
+    return str(found[-1]) if found else lines[-1]
 
 
 def _log_folder(ray: Any) -> str | None:

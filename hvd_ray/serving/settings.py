@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hvd_ray.config import Config, PolicyConfig, Positive, validated
 
+FRONT, REPLICA = "Front", "Replica"
+"""The deployments' names in Serve, which its YAML files use."""
 LISTED_IN = "hvd_ray/serving/settings.py and hvd_ray/config.py"
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
@@ -88,7 +90,8 @@ class ServeConfig(Config):
     def lasting(self) -> dict[str, Any]:
         """What was given, without what may change: another value restarts the replicas."""
         hot: Any = {"policy": True, "serving": {"limits"}}
-        return self.model_dump(mode="json", exclude_unset=True, exclude=hot)
+        tree = self.model_dump(mode="json", exclude_unset=True, exclude=hot)
+        return {key: value for key, value in tree.items() if value != {}}
 
     @property
     def hot(self) -> dict[str, Any]:
@@ -97,6 +100,22 @@ class ServeConfig(Config):
             "policy": self.policy.model_dump(exclude_unset=True),
             "limits": self.serving.limits.model_dump(exclude_unset=True),
         }
+
+
+def deploy_tree(config: ServeConfig, *, app: str) -> dict[str, Any]:
+    """What a YAML file of Serve's says for these settings, but for where it listens.
+
+    Settings that may change stand in `user_config`, so that another value restarts nothing.
+    """
+    hot = [{"name": name, "user_config": config.hot} for name in (REPLICA, FRONT)]
+    entry = {
+        "name": app,
+        "route_prefix": "/",
+        "import_path": "hvd_ray.serving.app:build",
+        "args": config.lasting,
+        "deployments": hot,
+    }
+    return {"applications": [entry]}
 
 
 def serve_config(tree: Mapping[str, Any]) -> ServeConfig:

@@ -38,14 +38,14 @@ def base(ray_session: Any, default_model_path: Path) -> Iterator[str]:  # noqa: 
     """A served model on a free port of loopback."""
     from ray import serve
 
-    from hvd_ray.serving.app import application
+    from hvd_ray.serving.run import deploy
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     try:
-        serve.run(application(_config(default_model_path, name="suffix")), name="hvd")
+        deploy(_config(default_model_path, name="suffix"))
         yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
@@ -131,18 +131,14 @@ def test_full_says_429_and_who_leaves_frees_the_place(base: str) -> None:
 
 def test_the_policy_changes_without_a_restart(base: str, default_model_path: Path) -> None:
     """A bad one is refused, the old one stays, and the cache is still warm."""
-    from ray import serve
-
-    from hvd_ray.serving.app import application
+    from hvd_ray.serving.run import deploy
 
     cached = state(base)["num_cached_tokens"]
     assert cached > 0
-    serve.run(application(_config(default_model_path, name="rule_match", min_match=3)), name="hvd")
+    deploy(_config(default_model_path, name="rule_match", min_match=3))
     found = state(base)
     assert (found["policy"], found["num_cached_tokens"]) == ("rule_match", cached)
-    serve.run(
-        application(_config(default_model_path, name="hvd_tau", predictor="/nowhere")), name="hvd"
-    )
+    deploy(_config(default_model_path, name="hvd_tau", predictor="/nowhere"))
     found = state(base)
     assert found["policy"] == "rule_match"
     assert "/nowhere" in found["refused"]

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hvd_ray.errors import UserError
-from hvd_ray.serving.settings import hot_settings, serve_config
+from hvd_ray.serving.settings import deploy_tree, hot_settings, serve_config
 
 FILES = sorted((Path(__file__).parents[3] / "cluster").glob("serve*.yaml"))
 
@@ -69,3 +69,16 @@ def test_the_application_has_our_limits() -> None:
     replica = app._bound_deployment.init_args[1]._bound_deployment
     assert replica._deployment_config.autoscaling_config.max_replicas == 3
     assert replica._deployment_config.user_config == {"policy": {}, "limits": {}}
+
+
+def test_only_what_lasts_restarts_the_replicas() -> None:
+    """Serve restarts what has other `args`, and only reconfigures for another `user_config`."""
+    from ray.serve.schema import ServeDeploySchema
+
+    def arguments(tree: dict[str, Any]) -> Any:
+        deployed = deploy_tree(serve_config(tree), app="hvd")
+        return ServeDeploySchema.model_validate(deployed).applications[0].args
+
+    assert arguments({"policy": {"name": "rule_match"}}) == arguments({})
+    assert arguments({"serving": {"limits": {"max_running": 9}}}) == arguments({})
+    assert arguments({"dtype": "float32"}) != arguments({})

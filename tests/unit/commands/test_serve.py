@@ -1,0 +1,110 @@
+"""`hvd serve`: mistakes are one line, before Ray is started; the rest is tested end to end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_ray.commands import serve as command
+from hvd_ray.commands.serve import serve
+from hvd_ray.errors import UserError
+from hvd_ray.serving.run import Served
+
+KEY = "k" * 32
+
+
+@pytest.fixture(autouse=True)
+def never_started(hvd_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    monkeypatch.delenv("HVD_API_KEYS", raising=False)
+    monkeypatch.setattr(command, "_run", _never)
+    monkeypatch.setattr("hvd_ray.fetch.fetch_model", lambda _name: None)
+    monkeypatch.setattr("hvd_ray.commands.ui._check_free", lambda _host, _port: None)
+
+
+def _never(*_arguments: object, **_more: object) -> None:
+    raise AssertionError("a server was started")
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        (["serving.limit=3"], "serving.limit: unknown"),
+        (["policy.name=best"], "policy.name"),
+        (["policy.tau=-1"], "policy.tau"),
+        (["serving.limits.max_running=0"], "max_running"),
+        (["serving.api_keys=/nowhere"], "API keys /nowhere: cannot be read"),
+        (["nonsense"], "expected key=value"),
+    ],
+)
+def test_settings_that_cannot_be(settings: list[str], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        serve(settings)
+
+
+def test_an_open_host_needs_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="can be reached by others, so API keys are needed"):
+        serve(host="0.0.0.0")
+    started: list[Any] = []
+    monkeypatch.setattr(command, "_run", lambda config, *_, **__: started.append(config))
+    keys = tmp_path / "keys"
+    keys.write_text(f"me {KEY}\n")
+    serve(host="0.0.0.0", api_keys=keys, replicas=3, engine="vllm", model="m")
+    monkeypatch.setenv("HVD_API_KEYS", f"me {KEY}")
+    serve(host="0.0.0.0")
+    serving = started[0].serving
+    assert (serving.api_keys, serving.replicas, serving.engine) == (keys, 3, "vllm")
+    assert started[0].model == "m"
+    assert len(started) == 2
+
+
+def test_a_file_of_settings_and_words_that_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(command, "_run", lambda config, *_, **__: started.append(config))
+    file = tmp_path / "serve.yaml"
+    file.write_text("policy: {name: suffix}\nserving: {limits: {max_running: 2}}\n")
+    serve(["serving.limits.max_running=5"], config=file)
+    assert started[0].hot == {"policy": {"name": "suffix"}, "limits": {"max_running": 5}}
+
+
+@pytest.mark.parametrize(
+    ("host", "base"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("10.0.0.9", "http://10.0.0.9:80"),
+    ],
+)
+def test_where_it_says_it_is(host: str, base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from hvd_ray.serving.settings import serve_config
+
+    served = Served(host, 80, "/logs", None)
+    command._show(served, serve_config({}), 12.0, as_json=True)
+    places = json.loads(capsys.readouterr().out)
+    assert places["api"] == f"{base}/v1"
+    assert places["page"] == f"{base}/ui"
+    command._show(served, serve_config({}), 12.0, as_json=False)
+    said = capsys.readouterr().out
+    assert f"{base}/metrics" in said
+    assert "off (--dashboard starts it)" in said
+
+
+def test_a_reload_that_is_refused_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed: list[Any] = []
+
+    class Fake:
+        def change(self, config: Any) -> None:
+            changed.append(config)
+
+    file = tmp_path / "serve.yaml"
+    file.write_text("policy: {tau: -3}\n")
+    command._reload(Fake(), file, [])  # type: ignore[arg-type]
+    assert "refused, the old settings stay: setting policy.tau" in capsys.readouterr().err
+    file.write_text("policy: {name: suffix}\n")
+    command._reload(Fake(), file, [])  # type: ignore[arg-type]
+    assert [config.policy.name for config in changed] == ["suffix"]
