@@ -1,0 +1,105 @@
+"""Many replicas behind a handle: stickiness, and where a call goes that one refuses."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError
+
+from hvd_ray.serving.api_error import ApiError
+from hvd_ray.serving.calls import Call, Failure, Piece
+from hvd_ray.serving.handle import NUM_TRIES, HandleBackend
+
+PIECE = Piece(0, "a", (1,), finish_reason="stop")
+BUSY = Failure("busy", "full")
+
+
+class FakeStream:
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+        self.is_cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for item in self._items:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeHandle:
+    """Answers each call with the next of its scripts, and notes for whom it was asked."""
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self._scripts = list(scripts)
+        self.sessions: list[str | None] = []
+        self.streams: list[FakeStream] = []
+
+    def options(self, *, session_id: str | None = None, **_options: Any) -> Any:
+        self.sessions.append(session_id)
+        return self
+
+    def remote(self, _call: Call) -> FakeStream:
+        self.streams.append(FakeStream(self._scripts.pop(0)))
+        return self.streams[-1]
+
+
+def answer(handle: FakeHandle) -> list[Any]:
+    async def run() -> list[Any]:
+        backend = HandleBackend(handle)  # type: ignore[arg-type]
+        call = Call("r", ("a",), session="s")
+        return [event async for batch in backend.serve(call) for event in batch]
+
+    return asyncio.run(run())
+
+
+def test_a_session_goes_to_its_replica() -> None:
+    handle = FakeHandle([(PIECE,)])
+    assert answer(handle) == [PIECE]
+    assert handle.sessions == ["s"]
+    assert handle.streams[0].is_cancelled
+
+
+@pytest.mark.parametrize("refusal", [(BUSY,), BackPressureError(1, 1), ActorDiedError()])
+def test_a_refused_call_goes_elsewhere(refusal: Any) -> None:
+    handle = FakeHandle([refusal], [(PIECE,)])
+    assert answer(handle) == [PIECE]
+    assert handle.sessions == ["s", None]
+
+
+def test_when_all_refuse_the_client_is_told_once() -> None:
+    handle = FakeHandle(*[[(BUSY,)] for _ in range(NUM_TRIES)])
+    assert answer(handle) == [BUSY]
+    assert len(handle.sessions) == NUM_TRIES
+
+
+def test_a_bad_request_is_not_sent_twice() -> None:
+    refused = Failure("bad_request", "no", "prompt")
+    handle = FakeHandle([(refused,)])
+    assert answer(handle) == [refused]
+
+
+def test_a_death_in_the_middle_ends_the_answer() -> None:
+    """What was shown cannot be taken back, so nothing is sent again."""
+    handle = FakeHandle([(PIECE,), ActorDiedError()])
+    events = answer(handle)
+    assert events[0] == PIECE
+    assert events[1].kind == "dead"
+    assert len(handle.sessions) == 1
+
+
+def test_nobody_answers_for_the_state() -> None:
+    class Dead:
+        def __getattr__(self, _name: str) -> Any:
+            return self
+
+        async def remote(self) -> Any:
+            raise ActorDiedError
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(HandleBackend(Dead()).state())  # type: ignore[arg-type]
+    assert caught.value.status == 503

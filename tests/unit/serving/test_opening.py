@@ -1,0 +1,72 @@
+"""A cache that begins with stored traces."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_ray.errors import UserError
+from hvd_ray.serving.calls import Call, Piece
+from hvd_ray.serving.opening import warm
+from hvd_ray.serving.settings import serve_config
+from hvd_ray.traces.schema import Trace
+from hvd_ray.traces.store import write_traces
+from hvd_ray.types import SamplingParams
+from tests.unit.serving.conftest import make_replica
+
+PROMPT = (2, 1, 4, 7, 5)
+
+
+def trace(number: int, **extra: Any) -> Trace:
+    values = {
+        "trace_id": f"t{number}",
+        "prompt_id": "p",
+        "workload": "w",
+        "family": "chat",
+        "scope": "elsewhere",
+        "session_id": "s",
+        "created_at": datetime.now(UTC),
+        "model": "toy",
+        "tokenizer_sha": "sha",
+        "prompt_token_ids": PROMPT,
+        "output_token_ids": (22, 11, 3, 10, 1, 5, 18, 12, 6, 5, 5, 20),
+        "finish_reason": "length",
+        "context_length": 512,
+        **extra,
+    }
+    return Trace(**values)
+
+
+@pytest.fixture
+def sha(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_ray.serving.opening.tokenizer_sha", lambda _root: "sha")
+
+
+@pytest.mark.usefixtures("sha")
+def test_outputs_of_traces_are_drafted_for_their_tenant_alone(tmp_path: Path) -> None:
+    import asyncio
+
+    write_traces([trace(1), trace(2, error="lost", output_token_ids=())], tmp_path / "a.parquet")
+    config = serve_config({"serving": {"warm_traces": str(tmp_path), "warm_tenant": "alice"}})
+    replica = make_replica()
+    assert warm(replica._stage, replica, config, root="/toys") == 12
+
+    async def accepted(tenant: str) -> int:
+        sampling = SamplingParams(max_tokens=12)
+        call = Call(tenant, (PROMPT,), sampling, tenant=tenant)
+        pieces = [e async for batch in replica.serve(call) for e in batch if isinstance(e, Piece)]
+        return sum(piece.step.accepted for piece in pieces if piece.step)
+
+    assert asyncio.run(accepted("alice")) > asyncio.run(accepted("bob"))
+    replica.end()
+
+
+@pytest.mark.usefixtures("sha")
+def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    write_traces([trace(1, tokenizer_sha="other")], tmp_path / "a.parquet")
+    config = serve_config({"serving": {"warm_traces": str(tmp_path)}})
+    replica = make_replica()
+    with pytest.raises(UserError, match="another tokenizer"):
+        warm(replica._stage, replica, config, root="/toys")
+    replica.end()
