@@ -6,19 +6,17 @@ that come back. Errors are OpenAI-shaped whatever their cause.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hvd_ray import __version__
@@ -28,12 +26,11 @@ from hvd_ray.serving.calls import (
     Call,
     Event,
     Failure,
-    Opening,
-    Piece,
     Prompt,
     ReplicaFacts,
     ReplicaState,
 )
+from hvd_ray.serving.exchange import AnyShape, Exchange, RequestLog
 from hvd_ray.serving.metrics import FrontMetrics
 from hvd_ray.serving.page import page_response
 from hvd_ray.serving.protocol import (
@@ -54,7 +51,6 @@ _log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
-AnyShape = CompletionShape | ChatShape
 
 
 class Backend(Protocol):
@@ -155,108 +151,10 @@ class Front:
             limit_s=self.limits.request_timeout_s,
         )
         tally = Tally(self.metrics)
+        log = RequestLog(answer_id, request.url.path, tenant, call, tally)
         events = self.backend.serve(call)
-        log = _RequestLog(answer_id, request.url.path, tenant, call, tally)
-        if body.stream:
-            return await self._stream(request, shape, events, tally, log)
-        return await self._whole(request, shape, events, tally, log)
-
-    async def _whole(
-        self,
-        request: Request,
-        shape: AnyShape,
-        events: AsyncIterator[tuple[Event, ...]],
-        tally: Tally,
-        log: _RequestLog,
-    ) -> Response:
-        async def collect() -> None:
-            async for batch in events:
-                _raise_failure(batch)
-                tally.add(batch)
-
-        try:
-            await self._unless_gone(request, collect())
-        except ApiError as error:
-            log.ended(str(error.status))
-            raise
-        except (ClientDisconnect, asyncio.CancelledError):
-            log.ended("left")
-            raise
-        finally:
-            await _close(events)
-        log.ended("200")
-        return JSONResponse(shape.whole(tally), headers={"X-Request-Id": log.request_id})
-
-    async def _stream(
-        self,
-        request: Request,
-        shape: AnyShape,
-        events: AsyncIterator[tuple[Event, ...]],
-        tally: Tally,
-        log: _RequestLog,
-    ) -> Response:
-        """Answer once the first token is there, so that a refusal has a status of its own."""
-
-        async def begin() -> tuple[Event, ...]:
-            first: list[Event] = []
-            async for batch in events:
-                _raise_failure(batch)
-                first += batch
-                if any(isinstance(event, Piece) for event in batch):
-                    break
-            return tuple(first)
-
-        try:
-            first = await self._unless_gone(request, begin())
-        except (ApiError, ClientDisconnect, asyncio.CancelledError) as error:
-            log.ended(str(error.status) if isinstance(error, ApiError) else "left")
-            await _close(events)
-            raise
-        chunks = self._chunks(shape, first, events, tally, log)
-        headers = {"X-Request-Id": log.request_id, "Cache-Control": "no-store"}
-        return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
-
-    async def _chunks(
-        self,
-        shape: AnyShape,
-        first: tuple[Event, ...],
-        events: AsyncIterator[tuple[Event, ...]],
-        tally: Tally,
-        log: _RequestLog,
-    ) -> AsyncIterator[str]:
-        status = "left"
-        try:
-            yield _lines(shape, first, tally)
-            async for batch in events:
-                _raise_failure(batch)
-                yield _lines(shape, batch, tally)
-            yield "".join(_sse(chunk) for chunk in shape.end_chunks(tally))
-            status = "200"
-        except ApiError as error:
-            status = str(error.status)
-            self.metrics.rejected(error.status)
-            yield _sse(error.body())
-        finally:
-            if status == "left":
-                self.metrics.disconnected()
-            log.ended(status)
-            await _close(events)
-        yield "data: [DONE]\n\n"
-
-    async def _unless_gone(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
-        """The outcome of `work`, which is given up when the client leaves."""
-        working = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(_left(request))
-        try:
-            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                self.metrics.disconnected()
-                raise ClientDisconnect
-            return working.result()
-        finally:
-            for task in (working, leaving):
-                task.cancel()
-            await asyncio.gather(working, leaving, return_exceptions=True)
+        exchange = Exchange(request, shape, events, tally, log, self.metrics)
+        return await (exchange.stream() if body.stream else exchange.whole())
 
     # -- tokens ----------------------------------------------------------------------------
 
@@ -406,37 +304,6 @@ class Front:
         return await self._on_api_error(request, fault)
 
 
-@dataclass(slots=True)
-class _RequestLog:
-    """One line for each request, without a word of its text."""
-
-    request_id: str
-    path: str
-    tenant: str
-    call: Call
-    tally: Tally
-    _is_done: bool = False
-
-    def ended(self, status: str) -> None:
-        if self._is_done:
-            return
-        self._is_done = True
-        first_s = self.tally.first_token_s
-        _log.info(
-            "request %s %s tenant=%s hvd=%s status=%s prompt_tokens=%d output_tokens=%d "
-            "first_token_ms=%s whole_ms=%.0f",
-            self.request_id,
-            self.path,
-            self.tenant,
-            self.call.mode,
-            status,
-            self.tally.num_prompt_tokens,
-            self.tally.num_output_tokens,
-            "-" if first_s is None else f"{first_s * 1e3:.0f}",
-            (self.tally.now() - self.tally.started_s) * 1e3,
-        )
-
-
 def request_id_of(request: Request) -> str:
     """The caller's X-Request-Id, or one of ours that stays for the request."""
     if not hasattr(request.state, "request_id"):
@@ -444,36 +311,3 @@ def request_id_of(request: Request) -> str:
         is_good = _REQUEST_ID.fullmatch(given) is not None
         request.state.request_id = given if is_good else secrets.token_hex(12)
     return str(request.state.request_id)
-
-
-def _raise_failure(batch: tuple[Event, ...]) -> None:
-    for event in batch:
-        if isinstance(event, Failure):
-            raise from_failure(event)
-
-
-def _lines(shape: AnyShape, batch: tuple[Event, ...], tally: Tally) -> str:
-    lines = []
-    for event in batch:
-        tally.add((event,))
-        if isinstance(event, Opening):
-            lines += [_sse(chunk) for chunk in shape.opening_chunks(event)]
-        elif isinstance(event, Piece) and (chunk := shape.chunk(event, tally)) is not None:
-            lines.append(_sse(chunk))
-    return "".join(lines)
-
-
-def _sse(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
-
-
-async def _left(request: Request) -> None:
-    """Returns when the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _close(events: AsyncIterator[tuple[Event, ...]]) -> None:
-    close = getattr(events, "aclose", None)
-    if close is not None:
-        await close()

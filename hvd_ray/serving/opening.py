@@ -50,7 +50,7 @@ def warm(stage: Stage, served: Replica, config: ServeConfig, *, root: str) -> in
     """
     place = config.serving.warm_traces
     assert place is not None
-    sha, scope = tokenizer_sha(root), served.scope(config.serving.warm_tenant, None)
+    sha, scope = tokenizer_sha(root), served.scope_of(config.serving.warm_tenant)
     for number, trace in enumerate(read_traces(place)):
         if trace.tokenizer_sha != sha:
             raise UserError(

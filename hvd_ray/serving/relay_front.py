@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from hvd_ray.serving.api_error import ApiError, bad_request, from_failure
 from hvd_ray.serving.calls import MODES, Failure, ReplicaState
+from hvd_ray.serving.exchange import unless_gone
 from hvd_ray.serving.front import Front, request_id_of
 from hvd_ray.serving.protocol import read_object
 from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead
@@ -139,7 +140,7 @@ class RelayFront(Front):
             return event
 
         try:
-            head = await self._unless_gone(request, begin())
+            head = await unless_gone(request, self.metrics, begin())
         except TimeoutError:
             await events.aclose()  # type: ignore[attr-defined]
             message = f"the request took longer than {call.limit_s:g} s and was given up"
