@@ -172,6 +172,8 @@ def _show(served: Served, config: ServeConfig, seconds: float, *, as_json: bool)
         "logs": served.log_folder,
         "dashboard": served.dashboard,
     }
+    if served.token_file is not None:
+        places["its token"] = served.token_file
     if as_json:
         facts = {"model": config.served_name, "seconds": round(seconds, 1), **places}
         print(json.dumps(facts), flush=True)

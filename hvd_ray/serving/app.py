@@ -4,7 +4,7 @@
 of Serve's with `import_path: hvd_ray.serving.app:build` and the settings under `args`.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: Serve reads `build`'s annotation as a class.
 
 import logging
 import os
@@ -119,7 +119,7 @@ class VllmDeployment:
     def __init__(self, tree: dict[str, Any]) -> None:
         _log_as_serve_does()
         self._config = serve_config(tree)
-        self._replica: VllmReplica | None = None
+        self._replica: "VllmReplica | None" = None
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it once before the first request, and when `user_config` has changed."""
@@ -147,7 +147,7 @@ class VllmDeployment:
             await self._replica.check_health()
 
     @property
-    def _served(self) -> VllmReplica:
+    def _served(self) -> "VllmReplica":
         assert self._replica is not None, "Serve reconfigures a replica before its first request"
         return self._replica
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 from hvd_ray.errors import UserError
+from hvd_ray.home import ensure_dir, hvd_home
 from hvd_ray.serving.settings import ServeConfig, deploy_tree
 
 APP = "hvd"
@@ -28,6 +30,8 @@ class Served:
     port: int
     log_folder: str | None
     dashboard: str | None
+    token_file: str | None = None
+    """Holds what Ray's dashboard asks for."""
 
     @property
     def base(self) -> str:
@@ -66,7 +70,8 @@ def serving(
                 logging_config={"enable_access_log": False},
             )
             deploy(config)
-            yield Served(host, port, _log_folder(ray), _dashboard(ray))
+            with _token_file() if has_dashboard else nullcontext() as token_file:
+                yield Served(host, port, _log_folder(ray), _dashboard(ray), token_file)
         finally:
             serve.shutdown()
 
@@ -118,6 +123,22 @@ def _cause(message: str) -> str:
 def _log_folder(ray: Any) -> str | None:
     node = ray._private.worker._global_node
     return None if node is None else f"{node.get_logs_dir_path()}/serve"
+
+
+@contextmanager
+def _token_file() -> Iterator[str | None]:
+    """The private Ray's token in a file for this user's eyes, gone with the server."""
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    if token is None:
+        yield None
+        return
+    path = ensure_dir(hvd_home()) / f"ray-token-{os.getpid()}"
+    try:
+        path.touch(mode=0o600)
+        path.write_text(token + "\n")
+        yield str(path)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _dashboard(ray: Any) -> str | None:

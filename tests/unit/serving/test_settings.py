@@ -61,6 +61,17 @@ def test_builder_words_are_nested_by_their_dots() -> None:
     assert (config.serving.replicas, config.model) == (2, "m")
 
 
+def test_serve_calls_the_builder_with_its_model() -> None:
+    """As `serve run` and `serve deploy` do: words and trees become the one pydantic parameter."""
+    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+
+    from hvd_ray.serving.app import build
+
+    words = {"serving.replicas": "3", "policy.name": "suffix"}
+    app = call_user_app_builder_with_args_if_necessary(build, words)
+    assert app._bound_deployment.init_args[0] == {"serving": {"replicas": 3}}
+
+
 def test_the_application_has_our_limits() -> None:
     from hvd_ray.serving.app import application
 
