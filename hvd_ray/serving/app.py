@@ -119,7 +119,7 @@ class VllmDeployment:
     def __init__(self, tree: dict[str, Any]) -> None:
         _log_as_serve_does()
         self._config = serve_config(tree)
-        self._replica: "VllmReplica | None" = None
+        self._replica: VllmReplica | None = None
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it once before the first request, and when `user_config` has changed."""
