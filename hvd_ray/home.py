@@ -57,7 +57,10 @@ def calibration_dir() -> Path:
 def ensure_dir(path: Path) -> Path:
     """Make `path` with its parents and return it; `UserError` where it cannot be written."""
     with writes_into(path):
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # under a folder that takes none, /proc say
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from error
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return path
@@ -152,7 +155,8 @@ def clear_leftovers(path: Path) -> None:
 
 def _stands_at(culprit: Path, path: Path) -> bool:
     """Whether `culprit` is `path`, above it or below its folder."""
-    return culprit in path.parents or culprit.absolute().is_relative_to(path.parent)
+    culprit, path = culprit.absolute(), path.absolute()
+    return culprit in path.parents or culprit.is_relative_to(path.parent)
 
 
 def _sibling(path: Path) -> Path:

@@ -101,3 +101,19 @@ def test_errors_about_other_files_pass_through(tmp_path: Path) -> None:
     elsewhere = "/an/input/of/the/writer"
     with pytest.raises(PermissionError), home.atomic_path(tmp_path / "out"):
         raise PermissionError(errno.EACCES, "Permission denied", elsewhere)
+
+
+def test_a_folder_that_is_a_file_is_one_clear_line_by_a_relative_path_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("taken").write_text("mine")
+    for place in (Path("taken"), Path("taken/below")):
+        with pytest.raises(UserError, match=f"cannot write {place}"):
+            home.ensure_dir(place)
+    assert Path("taken").read_text() == "mine"
+
+
+def test_a_home_where_no_folder_can_be_made_is_one_clear_line() -> None:
+    with pytest.raises(UserError, match="cannot write /proc/nope/models"):
+        home.ensure_dir(Path("/proc/nope/models"))
