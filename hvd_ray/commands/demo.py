@@ -17,8 +17,11 @@ import typer
 
 from hvd_ray.config import DEFAULT_MODEL
 from hvd_ray.errors import UserError
+from hvd_ray.home import file_lock
 
 DTYPES = ("bfloat16", "float32")
+INTERRUPTED = 130
+"""What a command that is run in this process returns after Ctrl-C: typer swallows the exception."""
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +45,7 @@ class Sizes:
     exact_tokens: int = 32
     collect_limit: int | None = None
     """Prompts of each workload to collect from; None: all."""
+    calibrate_repeats: int = 9
 
     def __post_init__(self) -> None:
         for flag, value in (("--limit", self.limit), ("--max-tokens", self.max_tokens)):
@@ -49,7 +53,7 @@ class Sizes:
                 raise UserError(f"{flag} must be 1 or more, got {value}")
 
 
-FAST = Sizes(limit=1, max_tokens=16, exact_tokens=8, collect_limit=2)
+FAST = Sizes(limit=1, max_tokens=16, exact_tokens=8, collect_limit=2, calibrate_repeats=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +100,17 @@ def demo(
         shutil.rmtree(folder, ignore_errors=True)
     started = monotonic()
     stages = plan_demo(sizes, model=model, folder=folder, num_workers=workers)
-    for number, stage in enumerate(stages, start=1):
-        _run(stage, number, len(stages))
+    with file_lock(folder, on_wait=lambda: _refuse_a_second(folder)):
+        for number, stage in enumerate(stages, start=1):
+            _run(stage, number, len(stages))
     _say_goodbye(folder, seconds=monotonic() - started)
     if (difference := _first_inexact(folder)) is not None:
         print(f"hvd: {difference}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _refuse_a_second(folder: Path) -> None:
+    raise UserError(f"another demo of these sizes is running and writes to {folder}; let it end")
 
 
 def plan_demo(
@@ -117,7 +126,7 @@ def plan_demo(
     results = [folder / f"bench-{dtype}.json" for dtype in DTYPES]
     return [
         Stage("The target model", ("fetch", model)),
-        *_calibration(folder, model),
+        *_calibration(folder, model, sizes.calibrate_repeats),
         Stage(
             "Traces: what the target answers to the shipped prompts",
             (
@@ -146,12 +155,12 @@ def plan_demo(
     ]
 
 
-def _calibration(folder: Path, model: str) -> list[Stage]:
+def _calibration(folder: Path, model: str, num_repeats: int) -> list[Stage]:
     """Cost tables of this machine, for `hvd_cost`."""
     return [
         Stage(
             f"Costs: what a pass of the target takes here, in {dtype}",
-            ("calibrate", "--repeats", "9", f"model={model}", f"dtype={dtype}"),
+            ("calibrate", "--repeats", str(num_repeats), f"model={model}", f"dtype={dtype}"),
             done=folder / f"calibrated-{dtype}",
         )
         for dtype in DTYPES
@@ -205,14 +214,24 @@ def _run(stage: Stage, number: int, num_stages: int) -> None:
 
 
 def _hvd(command: Sequence[str]) -> None:
+    """Run it to its end.
+
+    Raises:
+        KeyboardInterrupt: the user ended it.
+        typer.Exit: it ended with another code than 0.
+    """
     from typer.main import get_command
 
     from hvd_ray.cli import build_app
 
     try:
-        get_command(build_app()).main(args=list(command), standalone_mode=False)
-    except typer.Abort:  # its word for Ctrl-C
+        status = get_command(build_app()).main(args=list(command), standalone_mode=False)
+    except typer.Abort:  # its word for the end of input
         raise KeyboardInterrupt from None
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
+        raise typer.Exit(status)
 
 
 def _say_goodbye(folder: Path, *, seconds: float) -> None:

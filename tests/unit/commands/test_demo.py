@@ -11,6 +11,7 @@ from hvd_ray import cli
 from hvd_ray.commands import demo
 from hvd_ray.commands.demo import FAST, Sizes, plan_demo
 from hvd_ray.errors import UserError
+from hvd_ray.home import file_lock
 
 
 def _plan(sizes: Sizes = FAST, **options: object) -> list[demo.Stage]:
@@ -87,6 +88,41 @@ def test_what_is_done_before_is_not_done_again_unless_it_failed(
     assert ran == [("train", "labels")]
     demo._run(replace(stage, command=("train", "labels", "--kind", "survival")), 1, 1)
     assert len(ran) == 2, "another command is not done yet"
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (typer.Exit(3), typer.Exit)]
+)
+def test_a_stage_that_was_interrupted_or_failed_ends_the_demo_and_is_not_done(
+    raised: BaseException,
+    seen: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build_app() -> typer.Typer:
+        app = typer.Typer()
+
+        @app.command("train")
+        def train() -> None:
+            raise raised
+
+        app.command("other")(lambda: None)  # with one command alone there is no name to type
+        return app
+
+    monkeypatch.setattr(cli, "build_app", build_app)
+    stage = demo.Stage("train", ("train",), done=tmp_path / "trained")
+    with pytest.raises(seen):
+        demo._run(stage, 1, 1)
+    assert not stage.is_done()
+
+
+@pytest.mark.usefixtures("hvd_home")
+def test_a_second_demo_of_the_same_sizes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = demo._folder(demo.FAST, "smollm2-135m")
+    with file_lock(folder), pytest.raises(SystemExit) as stop:
+        cli.main(["demo", "--fast"])
+    assert stop.value.code == 2
+    assert "another demo of these sizes is running" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--limit", "--max-tokens"])
