@@ -173,7 +173,9 @@ def _collected_lines(result: dict[str, Any]) -> list[str]:
     if result["failed"]:
         lines.append(f"{result['failed']} failed, the first: {result['first_error']}")
     if result["skipped_lines"]:
-        lines.append(f"{result['skipped_lines']} bad lines skipped")
+        more = result["skipped_lines"] - len(result["skipped"])
+        lines += [f"skipped: {line}" for line in result["skipped"]]
+        lines += [f"and {more} more bad lines skipped"] if more else []
     return [*lines, f"written: {result['out']}"]
 
 

@@ -38,6 +38,8 @@ from hvd_ray.systems import build_decoder, check_system, load_engine
 from hvd_ray.text import HFTextCodec, TextCodec
 from hvd_ray.traces.schema import SCHEMA_VERSION
 
+MAX_NAMED = 5
+"""Skipped prompt lines that are named; all are counted."""
 BYTES_BESIDE_WEIGHTS = 1_500_000_000
 """What a process with torch and a cache of keys and values takes besides."""
 
@@ -117,7 +119,8 @@ def collect(options: CollectOptions, config: Config, *, progress: RunProgress) -
         todo = [shard for shard in shards if not shard.is_finished(options.out)]
         _run(todo, options, config, found, progress)
         summary = summarise(options.out, shards)
-        result = {**summary.as_json(), "skipped_lines": len(read.bad_lines)}
+        skipped = {"skipped_lines": len(read.bad_lines), "skipped": read.bad_lines[:MAX_NAMED]}
+        result = {**summary.as_json(), **skipped}
         folder.finish(result, about=provenance(config=config, workload_hash=workload_hash(prompts)))
     return {"out": str(options.out), "resumed": folder.is_resumed, **result}
 

@@ -273,6 +273,7 @@ def test_a_bad_line_is_skipped_if_asked(collect_into, tmp_path):
     file.write_text('{"id": "a", "prompt": "Say the name."}\n{"id": "b", "prompt"\n')
     result = collect_into(tmp_path / "out", prompt_files=(file,), on_bad_line="skip")
     assert (result["traces"], result["skipped_lines"]) == (1, 1)
+    assert result["skipped"][0].startswith(f"{file}:2: ")
 
 
 def test_a_cluster_that_does_not_answer_is_a_clear_line(env, collected, tmp_path):
