@@ -91,7 +91,8 @@ def _train(
         progress.stage("reading labels")
         data = _read(labels)
         progress.stage("opening the tracking store")
-        with tracked(config, run_name=f"train-{settings.kind}") as tracker:
+        note = folder.with_name(f".{folder.name}.run")
+        with tracked(config, run_name=f"train-{settings.kind}", note=note) as tracker:
             progress.stage("training")
             about = provenance(config=config, labels=str(labels))
             trained = train_predictor(

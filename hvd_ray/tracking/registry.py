@@ -71,12 +71,20 @@ def register_predictor(
     store, name = tracker.store, registered_name(config.model)
     with store.readable_errors(), file_lock(tracking_dir() / "registry"):
         aliases = _registered_aliases(store, name)
-        version = store.client.create_model_version(
-            name, f"runs:/{tracker.run_id}/{PREDICTOR_ARTIFACT}", tracker.run_id
-        ).version
-        alias = alias or (CHALLENGER if CHAMPION in aliases else CHAMPION)
-        store.client.set_registered_model_alias(name, alias, str(version))
-    return RegisteredPredictor(name, str(version), alias)
+        version = str(_version_of_run(store, name, tracker.run_id))
+        held = next((each for each, holder in aliases.items() if holder == version), None)
+        alias = held or alias or (CHALLENGER if CHAMPION in aliases else CHAMPION)
+        store.client.set_registered_model_alias(name, alias, version)
+    return RegisteredPredictor(name, version, alias)
+
+
+def _version_of_run(store: Store, name: str, run_id: str) -> Any:
+    """The version that a run has made; a run that was killed after that makes no second one."""
+    found = store.client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    if found:
+        return found[0].version
+    source = f"runs:/{run_id}/{PREDICTOR_ARTIFACT}"
+    return store.client.create_model_version(name, source, run_id).version
 
 
 def resolve_predictor(ref: str | None = None, *, config: Config) -> Path:
@@ -167,8 +175,8 @@ def _model_version(
         raise
 
 
-def _registered_aliases(store: Store, name: str) -> set[str]:
-    """The aliases of a registered model, which is made if it is absent."""
+def _registered_aliases(store: Store, name: str) -> dict[str, str]:
+    """Alias and version of a registered model, which is made if it is absent."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -176,4 +184,5 @@ def _registered_aliases(store: Store, name: str) -> set[str]:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    return set(store.client.get_registered_model(name).aliases)
+    aliases = store.client.get_registered_model(name).aliases
+    return {alias: str(version) for alias, version in aliases.items()}

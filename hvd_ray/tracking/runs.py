@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
+from hvd_ray.home import atomic_path
 from hvd_ray.provenance import masked
 from hvd_ray.tracking.store import OFF, Store, find_experiment, open_store, tracking_uri
 
 _MAX_PARAM_CHARS = 6000
 _PARAMS_PER_CALL = 100
 _METRICS_PER_CALL = 1000
+_KEY_TAG = "hvd_ray_key"
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -67,9 +70,22 @@ class NullTracker:
 class MlflowTracker:
     """One MLflow run. It holds no global state of MLflow's, so any number may be open at once."""
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run_id: str, *, known: Collection[str] = ()) -> None:
+        """Write to a run that is there; `known` names parameters that it has already."""
         self.store = store
         self._run_id = run_id
+        self._known = frozenset(known)
+
+    @classmethod
+    def taken_up(cls, store: Store, run_id: str) -> MlflowTracker:
+        """Go on in a run that was broken off; what it was told before stays as it was.
+
+        Raises:
+            UserError: the store cannot be reached or does not have the run.
+        """
+        with store.readable_errors():
+            known = store.client.get_run(run_id).data.params
+        return cls(store, run_id, known=known)
 
     @property
     def run_id(self) -> str:
@@ -78,7 +94,11 @@ class MlflowTracker:
     def log_params(self, params: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        listed = [Param(k, str(v)[:_MAX_PARAM_CHARS]) for k, v in flattened(params).items()]
+        listed = [
+            Param(name, str(value)[:_MAX_PARAM_CHARS])
+            for name, value in flattened(params).items()
+            if name not in self._known
+        ]
         with self.store.readable_errors():
             for start in range(0, len(listed), _PARAMS_PER_CALL):
                 part = listed[start : start + _PARAMS_PER_CALL]
@@ -103,8 +123,13 @@ class MlflowTracker:
             self.store.client.set_terminated(self._run_id, status)
 
 
-def open_tracker(config: Config, *, run_name: str, parent: str | None = None) -> Tracker:
+def open_tracker(
+    config: Config, *, run_name: str, parent: str | None = None, key: str | None = None
+) -> Tracker:
     """Begin a run in the configured store, made on first use; under `parent` as a child run.
+
+    A `key` names the run to us: one that was begun with it is taken up instead, so a process that
+    is killed at any moment and started again goes on in its run and leaves no second one.
 
     Raises:
         UserError: the store cannot be used.
@@ -116,14 +141,27 @@ def open_tracker(config: Config, *, run_name: str, parent: str | None = None) ->
     tags = {"mlflow.parentRunId": parent} if parent else {}
     with store.readable_errors():
         experiment_id = find_experiment(store, config.tracking.experiment)
+        if key is not None:
+            tags[_KEY_TAG] = key
+            query = f"tags.{_KEY_TAG} = '{key}'"
+            found = store.client.search_runs([experiment_id], filter_string=query, max_results=1)
+            if found:
+                return MlflowTracker.taken_up(store, found[0].info.run_id)
         run = store.client.create_run(experiment_id, run_name=run_name, tags=tags)
     return MlflowTracker(store, run.info.run_id)
 
 
 @contextmanager
-def tracked(config: Config, *, run_name: str, parent: str | None = None) -> Iterator[Tracker]:
-    """`open_tracker`, finished whatever happens: an exception marks the run as failed."""
-    tracker = open_tracker(config, run_name=run_name, parent=parent)
+def tracked(
+    config: Config, *, run_name: str, parent: str | None = None, note: Path | None = None
+) -> Iterator[Tracker]:
+    """`open_tracker`, finished whatever happens: an exception marks the run as failed.
+
+    A file at `note` stands as long as the run does; found by a later process, it makes that one go
+    on in the run of the one that was killed.
+    """
+    key = None if note is None else _noted_key(note)
+    tracker = open_tracker(config, run_name=run_name, parent=parent, key=key)
     try:
         yield tracker
     except KeyboardInterrupt:
@@ -132,7 +170,24 @@ def tracked(config: Config, *, run_name: str, parent: str | None = None) -> Iter
     except BaseException:
         _finish_quietly(tracker, "FAILED")
         raise
-    tracker.finish()
+    else:
+        tracker.finish()
+    finally:
+        if note is not None:
+            note.unlink(missing_ok=True)
+
+
+def new_key() -> str:
+    """A name for a run to come, which nobody else has."""
+    return secrets.token_hex(16)
+
+
+def _noted_key(note: Path) -> str:
+    """The key in the file; a new one is written first, before there is a run to lose."""
+    if not note.exists():
+        with atomic_path(note) as draft:
+            draft.write_text(new_key(), encoding="utf-8")
+    return note.read_text(encoding="utf-8").strip()
 
 
 def _finish_quietly(tracker: Tracker, status: Status) -> None:

@@ -20,7 +20,7 @@ from hvd_ray.config import Config
 from hvd_ray.errors import UserError
 from hvd_ray.pipelines.shards import RunProgress
 from hvd_ray.tracking import MlflowTracker, NullTracker, Tracker, open_tracker
-from hvd_ray.tracking.runs import Status
+from hvd_ray.tracking.runs import Status, new_key
 from hvd_ray.tracking.store import OFF, open_store, tracking_uri
 from hvd_ray.tuning.folder import write_json
 from hvd_ray.tuning.objective import EPOCH, SPEED
@@ -56,10 +56,13 @@ class SweepRuns:
         noted = _read(path) if tracking_uri(config) != OFF else {}
         self._children: dict[str, str] = noted.get("trials", {})
         self._open: dict[str, Tracker] = {}
+        self._key = noted.get("key") or new_key()
         if "parent" in noted:
             self.parent: Tracker = _taken_up(config, noted["parent"])
-        else:
-            self.parent = open_tracker(config, run_name=f"tune-{path.parent.name}")
+            return
+        if tracking_uri(config) != OFF:  # before there is a run that a kill could orphan
+            write_json(path, {"key": self._key, "trials": {}})
+        self.parent = open_tracker(config, run_name=f"tune-{path.parent.name}", key=self._key)
         self._note()
 
     def child(self, trial: str) -> Tracker:
@@ -69,7 +72,10 @@ class SweepRuns:
                 self._open[trial] = _taken_up(self._config, self._children[trial])
             else:
                 self._open[trial] = open_tracker(
-                    self._config, run_name=f"trial-{trial}", parent=self.parent.run_id
+                    self._config,
+                    run_name=f"trial-{trial}",
+                    parent=self.parent.run_id,
+                    key=f"{self._key}-{trial}",
                 )
                 if (run_id := self._open[trial].run_id) is not None:
                     self._children[trial] = run_id
@@ -101,7 +107,8 @@ class SweepRuns:
 
     def _note(self) -> None:
         if self.parent.run_id is not None:
-            write_json(self._path, {"parent": self.parent.run_id, "trials": self._children})
+            noted = {"key": self._key, "parent": self.parent.run_id, "trials": self._children}
+            write_json(self._path, noted)
 
 
 @dataclass(slots=True)
@@ -152,7 +159,7 @@ def storable(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _taken_up(config: Config, run_id: str) -> Tracker:
     uri = tracking_uri(config)
-    return NullTracker() if uri == OFF else MlflowTracker(open_store(uri), run_id)
+    return NullTracker() if uri == OFF else MlflowTracker.taken_up(open_store(uri), run_id)
 
 
 def _read(path: Path) -> dict[str, Any]:
