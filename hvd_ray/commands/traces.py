@@ -75,6 +75,12 @@ def collect(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Engines side by side. Default: one a core.")
     ] = None,
+    gpus_per_worker: Annotated[
+        float, typer.Option(metavar="X", help="GPUs that each engine claims of Ray, e.g. 0.5.")
+    ] = 0.0,
+    shards: Annotated[
+        int, typer.Option(metavar="N", help="Units of work with a cache each; see hvd plan.")
+    ] = 8,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
 ) -> None:
@@ -99,6 +105,8 @@ def collect(
         max_tokens=max_tokens,
         temperature=temperature,
         num_workers=workers,
+        gpus_per_worker=gpus_per_worker,
+        num_shards=shards,
     )
     loaded = load_config(config, settings, policies=[policy])
     with shown_progress("prompts") as progress:

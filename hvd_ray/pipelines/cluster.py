@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,11 @@ SECONDS_TO_BE_OWNED = 60
 
 @contextmanager
 def connected(
-    *, num_cpus: int, address: str | None = None, has_dashboard: bool = False
+    *,
+    num_cpus: int,
+    num_gpus: float = 0,
+    address: str | None = None,
+    has_dashboard: bool = False,
 ) -> Iterator[Any]:
     """Give the `ray` module, connected; end only what was started here.
 
@@ -42,7 +46,9 @@ def connected(
 
     Args:
         num_cpus: logical CPUs that the work needs at once; a private Ray is given that many,
-            whatever the machine has, and a running cluster must have them.
+            whatever the machine has, and a running cluster must have them, or be able to grow
+            to them.
+        num_gpus: GPUs likewise; never more than there are.
         address: a running cluster; None: what `RAY_ADDRESS` says.
         has_dashboard: whether a private Ray shows its pages, on loopback.
 
@@ -54,13 +60,13 @@ def connected(
     import ray
 
     if ray.is_initialized():
-        _refuse_if_too_small(ray, num_cpus)
+        _refuse_if_too_small(ray, num_cpus, num_gpus)
         yield ray
         return
     start = _own(ray, num_cpus, has_dashboard) if chosen in OWN else _joined(ray, chosen)
     with start:
         _quiet_data()
-        _refuse_if_too_small(ray, num_cpus)
+        _refuse_if_too_small(ray, num_cpus, num_gpus)
         yield ray
 
 
@@ -111,13 +117,23 @@ def _refuse_if_silent(address: str) -> None:
         ) from None
 
 
-def _refuse_if_too_small(ray: Any, num_cpus: int) -> None:
+def _refuse_if_too_small(ray: Any, num_cpus: int, num_gpus: float) -> None:
     """Work that never fits would wait for ever."""
-    found = int(ray.cluster_resources().get("CPU", 0))
-    if found < num_cpus:
-        raise UserError(
-            f"the Ray cluster has {found} CPUs and {num_cpus} are needed; use fewer --workers"
-        )
+    found, limits = ray.cluster_resources(), _autoscaling_limits()
+    for name, needed in (("CPU", num_cpus), ("GPU", num_gpus)):
+        most = max(found.get(name, 0), limits.get(name, 0))
+        if most < needed:
+            raise UserError(
+                f"the Ray cluster has {most:g} {name}s and {needed:g} are needed; "
+                "use fewer --workers"
+            )
+
+
+def _autoscaling_limits() -> Mapping[str, float]:
+    """What the cluster may grow to, by its autoscaler's settings; empty without an autoscaler."""
+    from ray._private.state import state  # Ray Data asks the same; it has no public name
+
+    return state.get_max_resources_from_cluster_config() or {}
 
 
 def _set_environment(*, is_own: bool) -> None:

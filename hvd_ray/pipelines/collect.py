@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +26,7 @@ from hvd_ray.engines.base import EngineCapabilities
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model, tokenizer_sha
 from hvd_ray.pipelines.collection import (
+    NUM_SHARDS,
     CollectShard,
     TargetFacts,
     collect_shard,
@@ -33,6 +36,7 @@ from hvd_ray.pipelines.collection import (
 )
 from hvd_ray.pipelines.output import claimed
 from hvd_ray.pipelines.shards import Counts, Report, RunProgress, run_shards
+from hvd_ray.pipelines.suspects import FOLDER as SUSPECTS
 from hvd_ray.provenance import provenance
 from hvd_ray.systems import build_decoder, check_system, load_engine
 from hvd_ray.text import HFTextCodec, TextCodec
@@ -65,6 +69,10 @@ class CollectOptions:
     temperature: float | None = None
     num_workers: int | None = None
     """Engines side by side; None: `default_num_workers`."""
+    gpus_per_worker: float = 0
+    """GPUs that each engine claims of Ray; parts of one let engines share it."""
+    num_shards: int = NUM_SHARDS
+    """Units of work, each with a cache of its own; no more workers than these are of use."""
 
     def __post_init__(self) -> None:
         if self.prompt_files and self.workloads:
@@ -73,10 +81,15 @@ class CollectOptions:
             "--limit": self.limit,
             "--max-tokens": self.max_tokens,
             "--workers": self.num_workers,
+            "--shards": self.num_shards,
         }
         for flag, value in numbers.items():
             if value is not None and value < 1:
                 raise UserError(f"{flag} must be 1 or more, got {value}")
+        if not 0 <= self.gpus_per_worker < float("inf"):
+            raise UserError(f"--gpus-per-worker must be 0 or more, got {self.gpus_per_worker}")
+        if self.gpus_per_worker and self.num_workers is None:
+            raise UserError("--gpus-per-worker needs --workers: say how many engines to start")
         if self.temperature is not None and not 0 <= self.temperature < float("inf"):
             raise UserError(f"--temperature must be 0 or more, got {self.temperature}")
         check_system(self.policy)
@@ -113,11 +126,12 @@ def collect(options: CollectOptions, config: Config, *, progress: RunProgress) -
     traces = plan_traces(
         prompts, codec=codec, target=target, sampling=sampling, policy=options.policy
     )
-    shards = plan_shards(traces)
+    shards = plan_shards(traces, num_shards=options.num_shards)
     settings = _settings(options, config, target, prompts, found)
     with claimed(options.out, settings, notes={"model": _findable(config.model)}) as folder:
         todo = [shard for shard in shards if not shard.is_finished(options.out)]
         _run(todo, options, config, found, progress)
+        shutil.rmtree(options.out / SUSPECTS, ignore_errors=True)
         summary = summarise(options.out, shards)
         skipped = {"skipped_lines": len(read.bad_lines), "skipped": read.bad_lines[:MAX_NAMED]}
         result = {**summary.as_json(), **skipped}
@@ -169,12 +183,15 @@ def _num_cores() -> int:
 class CollectWorker:
     """Decodes shards with one engine."""
 
-    def __init__(self, config: Config, found: FoundParts, *, policy: str, out: Path) -> None:
+    def __init__(
+        self, config: Config, found: FoundParts, *, policy: str, out: Path, run: str
+    ) -> None:
         engine, self._codec = load_engine(config)
         self._parts, self._engine = found.load(engine, self._codec, config)
         self._config = config
         self._policy = policy
         self._out = out
+        self._run = run
 
     def run(self, shard: CollectShard, report: Report) -> None:
         if shard.is_finished(self._out):
@@ -186,7 +203,7 @@ class CollectWorker:
             config=self._config,
             parts=self._parts,
         )
-        collect_shard(shard, decoder=decoder, out=self._out, report=report)
+        collect_shard(shard, decoder=decoder, out=self._out, report=report, run=self._run)
 
 
 def _run(
@@ -209,9 +226,16 @@ def _run(
 
     run_shards(
         shards,
-        partial(CollectWorker, config, found, policy=options.policy, out=options.out.absolute()),
+        partial(
+            CollectWorker,
+            *(config, found),
+            policy=options.policy,
+            out=options.out.absolute(),
+            run=secrets.token_hex(8),
+        ),
         num_workers=num_workers,
         cpus_per_worker=threads,
+        gpus_per_worker=options.gpus_per_worker,
         on_counts=on_counts,
     )
 
@@ -247,6 +271,7 @@ def _settings(
         "parts": found.facts,
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
+        "shards": options.num_shards,
         "num_prompts": len(prompts),
         "workload_hash": workload_hash(prompts),
         "config": used,

@@ -22,7 +22,8 @@ from hvd_ray.bench.workloads import Prompt, split_of
 from hvd_ray.decode import Decoder
 from hvd_ray.engines.base import EngineCapabilities
 from hvd_ray.errors import UserError
-from hvd_ray.pipelines.shards import Report
+from hvd_ray.pipelines.shards import KEPT, Report
+from hvd_ray.pipelines.suspects import FOLDER, MAX_DEATHS, PartWatch
 from hvd_ray.text import TextCodec
 from hvd_ray.traces.label import shard_of
 from hvd_ray.traces.schema import TRACES_SCHEMA, Trace, trace_id_of
@@ -67,6 +68,9 @@ class Part:
 
     def steps_file(self, out: Path) -> Path:
         return out / "steps" / f"{self.name}.parquet"
+
+    def suspects_file(self, out: Path) -> Path:
+        return out / FOLDER / f"{self.name}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +118,26 @@ def plan_shards(traces: Sequence[Trace], *, num_shards: int = NUM_SHARDS) -> lis
     return sorted(shards, key=lambda shard: -shard.num_traces)
 
 
-def collect_shard(shard: CollectShard, *, decoder: Decoder, out: Path, report: Report) -> None:
+def collect_shard(
+    shard: CollectShard, *, decoder: Decoder, out: Path, report: Report, run: str = ""
+) -> None:
     """Decode what is not on disk yet, part by part.
 
     What is on disk enters the decoder's cache, so that the steps of the rest are those of a run
-    that was never killed.
+    that was never killed. A trace at which workers of this `run` keep dying becomes an error.
     """
     for part in shard.parts:
         file = part.traces_file(out)
         if file.exists():
             _remember(read_trace_part(file), decoder)
             continue
+        watch = PartWatch(part.suspects_file(out), run=run)
         steps: list[tuple[str, Step]] = []
-        traces = [_collect(trace, decoder, steps, report) for trace in part.traces]
+        traces = [_collect(trace, decoder, steps, report, watch) for trace in part.traces]
         write_steps(steps, part.steps_file(out))
         write_traces(traces, file)  # last: a part counts as done once its traces are there
+        watch.close()
+        report({KEPT: 1})
 
 
 def _plan_trace(
@@ -187,12 +196,19 @@ def _shard(number: int, traces: Sequence[Trace]) -> CollectShard:
 
 
 def _collect(
-    trace: Trace, decoder: Decoder, steps: list[tuple[str, Step]], report: Report
+    trace: Trace,
+    decoder: Decoder,
+    steps: list[tuple[str, Step]],
+    report: Report,
+    watch: PartWatch,
 ) -> Trace:
     """Decode one trace; a fault of this request is its error and not the end of the run."""
+    if trace.error is None and watch.is_given_up(trace.trace_id):
+        trace = replace(trace, error=f"given up: {MAX_DEATHS} workers died while decoding it")
     if trace.error is not None:
         report({"done": 1, "failed": 1})
         return replace(trace, created_at=datetime.now(UTC))
+    watch.begin(trace.trace_id)
     try:
         completion = decoder.generate(trace.request())
     except (UserError, RuntimeError) as error:  # torch reports its faults as RuntimeError

@@ -14,7 +14,7 @@ from hvd_ray.fetch import resolve_tokenizer, tokenizer_sha
 from hvd_ray.home import atomic_path
 from hvd_ray.pipelines.importing import ImportSummary, OnBadLine, import_part, summarise
 from hvd_ray.pipelines.output import claimed
-from hvd_ray.pipelines.shards import Counts, Report, RunProgress, run_shards
+from hvd_ray.pipelines.shards import KEPT, Counts, Report, RunProgress, run_shards
 from hvd_ray.provenance import provenance
 from hvd_ray.text import HFTextCodec
 from hvd_ray.traces.schema import SCHEMA_VERSION
@@ -172,7 +172,7 @@ class ImportWorker:
     def run(self, shard: ImportPart, report: Report) -> None:
         if not shard.traces_file(self._out).exists():
             counts = self._import(shard)
-            report({"done": counts["rows"], "traces": counts["traces"]})
+            report({"done": counts["rows"], "traces": counts["traces"], KEPT: 1})
 
 
 def _run(

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from hvd_ray.config import SuffixConfig
 from hvd_ray.errors import UserError
-from hvd_ray.pipelines.shards import Report
+from hvd_ray.pipelines.shards import KEPT, Report
 from hvd_ray.traces.label import (
     FeatureWriter,
     ModelLabeller,
@@ -143,7 +143,8 @@ def label_one(
     counts = {_COUNT_KEY + name.encode(): str(n).encode() for name, n in _counts(labels).items()}
     table = labels.table.replace_schema_metadata(labels.table.schema.metadata | counts)
     write_table(table, shard.labels_file(out))
-    report({"done": shard.num_positions - labels.num_positions})  # what was cut is done, too
+    num_cut = shard.num_positions - labels.num_positions
+    report({"done": num_cut, KEPT: 1})  # what was cut is done, too
 
 
 @dataclass(frozen=True, slots=True)

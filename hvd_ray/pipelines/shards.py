@@ -7,20 +7,26 @@ rows themselves, part by part, so nothing of weight travels and a kill loses one
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from hvd_ray.errors import UserError
 from hvd_ray.pipelines.cluster import connected
+from hvd_ray.pipelines.suspects import MAX_DEATHS
 
 POLL_INTERVAL_S = 0.5
-MAX_ATTEMPTS = 3
-"""How often the work is begun before the death of a worker ends it."""
+MAX_ATTEMPTS = MAX_DEATHS + 1
+"""How often the pool is begun without getting any further before dying workers end the run; once
+more than it takes to give up the trace that kills them."""
+KEPT = "kept"
+"""What a worker reports for each part that it has written: the run got further for good."""
 SPARE_CPUS = 1
 """For Ray Data's own tasks: a pool that takes every CPU would wait for them for ever."""
 
@@ -35,7 +41,8 @@ class ShardWorker(Protocol[Shard]):
     def run(self, shard: Shard, report: Report) -> None:
         """Do one shard; what an earlier run has finished is skipped.
 
-        `report` takes what was done since it was last called.
+        `report` takes what was done since it was last called: `done` items, and one `KEPT` for
+        each part on disk.
         """
         ...
 
@@ -62,6 +69,7 @@ def run_shards(
     *,
     num_workers: int,
     cpus_per_worker: int = 1,
+    gpus_per_worker: float = 0,
     on_counts: Callable[[Counts], None],
 ) -> None:
     """Run every shard on some actor of a pool.
@@ -70,7 +78,7 @@ def run_shards(
         shards: in the order in which they are to be begun.
         make_worker: called in each actor.
         num_workers: actors at the most; never more than there are shards.
-        cpus_per_worker: what each actor claims.
+        cpus_per_worker, gpus_per_worker: what each actor claims.
         on_counts: hears the sum of all reports, now and then, from another thread.
 
     Raises:
@@ -79,17 +87,37 @@ def run_shards(
     if not shards:
         return
     size = min(num_workers, len(shards))
-    with connected(num_cpus=size * cpus_per_worker + SPARE_CPUS) as ray:
-        meter = ray.remote(num_cpus=0)(_Meter).remote()
+    needed = size * cpus_per_worker + SPARE_CPUS
+    with connected(num_cpus=needed, num_gpus=size * gpus_per_worker) as ray:
+        meter = ray.remote(num_cpus=0, max_restarts=-1)(_Meter).remote()
         refs = [ray.put(shard) for shard in shards]
-        with _clear_failures(ray), _listening(ray, meter, on_counts):
-            for attempt in range(1, MAX_ATTEMPTS + 1):
-                try:
-                    _run_pool(ray, refs, make_worker, meter, size=size, num_cpus=cpus_per_worker)
-                    break
-                except ray.exceptions.RayActorError:
-                    if attempt == MAX_ATTEMPTS:
-                        raise
+        pool = partial(
+            _run_pool,
+            *(ray, refs, make_worker, meter),
+            size=size,
+            num_cpus=cpus_per_worker,
+            num_gpus=gpus_per_worker,
+        )
+        reading = _MeterReading(ray, meter)
+        with _clear_failures(ray), _listening(reading, on_counts):
+            _persist(pool, reading, death=ray.exceptions.RayActorError)
+
+
+def _persist(
+    pool: Callable[[], None], reading: Callable[[], Counts], *, death: type[Exception]
+) -> None:
+    """Begin the pool again after a worker's death, as long as parts got written in between."""
+    attempts_left, kept_before = MAX_ATTEMPTS, 0
+    while True:
+        try:
+            pool()
+            return
+        except death:
+            attempts_left -= 1
+            if (kept := reading().get(KEPT, 0)) > kept_before:
+                attempts_left, kept_before = MAX_ATTEMPTS, kept
+            if not attempts_left:
+                raise
 
 
 def _run_pool(
@@ -100,6 +128,7 @@ def _run_pool(
     *,
     size: int,
     num_cpus: int,
+    num_gpus: float,
 ) -> None:
     from ray.data import ActorPoolStrategy
 
@@ -114,7 +143,10 @@ def _run_pool(
             batch_size=1,
             compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
             num_cpus=num_cpus,
-            max_restarts=0,  # left to Ray, a prompt that kills its worker does so for ever
+            num_gpus=num_gpus or None,
+            # Left to Ray, a prompt that kills its worker does so for ever, and a shard whose node
+            # is gone waits for ever for another. A new pool makes do with the nodes that are left.
+            max_restarts=0,
         )
     num_done = sum(len(batch["shard"]) for batch in done.iter_batches(batch_size=None))
     assert num_done == len(refs), f"{num_done} of {len(refs)} shards came back"
@@ -129,7 +161,8 @@ class _ShardActor:
         self._worker = make_worker()
         self._refs = refs
         self._meter = meter
-        self._unsent: Counter[str] = Counter()
+        self._name = secrets.token_hex(8)
+        self._counts: Counter[str] = Counter()
         self._sent_s = 0.0
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -141,37 +174,56 @@ class _ShardActor:
         return batch
 
     def _report(self, counts: Counts) -> None:
-        self._unsent.update(counts)
+        self._counts.update(counts)
         if time.monotonic() - self._sent_s >= POLL_INTERVAL_S:
             self._send()
 
     def _send(self) -> None:
-        self._meter.add.remote(dict(self._unsent))
-        self._unsent.clear()
+        self._meter.note.remote(self._name, dict(self._counts))
         self._sent_s = time.monotonic()
 
 
 class _Meter:
-    """Adds up what the workers report."""
+    """Adds up what the workers report; one that was killed learns it again from the living."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, dict[str, int]] = {}
 
-    def add(self, counts: dict[str, int]) -> None:
-        self._counts.update(counts)
+    def note(self, worker: str, counts: dict[str, int]) -> None:
+        self._counts[worker] = counts
 
     def total(self) -> dict[str, int]:
-        return dict(self._counts)
+        total: Counter[str] = Counter()
+        for counts in self._counts.values():
+            total.update(counts)
+        return dict(total)
+
+
+class _MeterReading:
+    """The meter's counts; what it said last, while it is being revived."""
+
+    def __init__(self, ray: Any, meter: Any) -> None:
+        self._ray, self._meter = ray, meter
+        self._latest: Counts = {}
+
+    def __call__(self) -> Counts:
+        try:
+            self._latest = self._ray.get(self._meter.total.remote())
+        except self._ray.exceptions.RayActorError:
+            return self._latest
+        return self._latest
 
 
 @contextmanager
-def _listening(ray: Any, meter: Any, on_counts: Callable[[Counts], None]) -> Iterator[None]:
+def _listening(
+    reading: Callable[[], Counts], on_counts: Callable[[Counts], None]
+) -> Iterator[None]:
     """Pass the meter's counts on while the pool works, and once more at the end."""
     is_over = threading.Event()
 
     def listen() -> None:
         while not is_over.wait(POLL_INTERVAL_S):
-            on_counts(ray.get(meter.total.remote()))
+            on_counts(reading())
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
@@ -180,7 +232,7 @@ def _listening(ray: Any, meter: Any, on_counts: Callable[[Counts], None]) -> Ite
     finally:
         is_over.set()
         listener.join()
-    on_counts(ray.get(meter.total.remote()))
+    on_counts(reading())
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from hvd_ray.pipelines.collection import (
     plan_traces,
     summarise,
 )
+from hvd_ray.pipelines.shards import KEPT
 from hvd_ray.systems import build_cache_drafter, build_decoder, build_policy
 from hvd_ray.traces.replay import replay
 from hvd_ray.traces.store import read_steps, read_traces
@@ -81,7 +82,8 @@ def test_every_prompt_becomes_one_trace_with_its_steps(prompts, tmp_path):
     for trace in traces:
         emitted = sum(step.emitted for step in steps.get(trace.trace_id, ()))
         assert emitted == len(trace.output_token_ids)
-    assert sum(count["done"] for count in counts) == 41
+    assert sum(count.get("done", 0) for count in counts) == 41
+    assert sum(count.get(KEPT, 0) for count in counts) == sum(len(s.parts) for s in shards)
     assert sum(count.get("tokens", 0) for count in counts) == summary.tokens
 
 
@@ -170,7 +172,7 @@ def _killed_after(num_traces, shards, out):
 
     def report(counts):
         nonlocal done
-        done += counts["done"]
+        done += counts.get("done", 0)
         if done == num_traces:
             raise KilledError
 
@@ -220,3 +222,37 @@ def test_replaying_a_shard_gives_the_steps_on_disk(prompts, tmp_path):
             live = [replace(step, draft_us=0, verify_us=0) for step in steps[trace.trace_id]]
             assert list(again) == live
     assert any(step.accepted > 2 for of_trace in steps.values() for step in of_trace)
+
+
+class Deadly:
+    """A decoder whose process dies at one request."""
+
+    def __init__(self, decoder, request_id):
+        self._decoder, self._request_id = decoder, request_id
+        self.cache_drafter = decoder.cache_drafter
+
+    def generate(self, request):
+        if request.request_id == self._request_id:
+            raise KilledError
+        return self._decoder.generate(request)
+
+
+def test_a_trace_that_kills_its_workers_becomes_an_error(prompts, tmp_path):
+    shards = plan_shards(_plan(prompts))
+    poisoned = shards[0].parts[0].traces[1]
+
+    def worker(run: str) -> None:
+        decoder = Deadly(_decoder(), poisoned.trace_id)
+        collect_shard(shards[0], decoder=decoder, out=tmp_path, report=print, run=run)
+
+    for run in ("killed once", "ours", "ours", "ours"):
+        with pytest.raises(KilledError):
+            worker(run)
+    worker("ours")
+    traces = {trace.trace_id: trace for trace in read_traces(tmp_path)}
+    assert traces[poisoned.trace_id].error == "given up: 3 workers died while decoding it"
+    assert len(traces) == shards[0].num_traces
+    assert sum(trace.error is not None for trace in traces.values()) == 1 + sum(
+        trace.error is not None for part in shards[0].parts for trace in part.traces
+    )
+    assert not list((tmp_path / "suspects").iterdir())
