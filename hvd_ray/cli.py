@@ -45,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         code = get_command(build_app()).main(args=args, prog_name="hvd", standalone_mode=False)
     except UserError as error:
-        _refuse(str(error))
+        refuse(str(error))
     except TyperException as error:
         _refuse_usage(error)
     except (KeyboardInterrupt, typer.Abort):
@@ -53,7 +53,8 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(code or 0)
 
 
-def _refuse(message: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
+    """Say in one line what the user can mend, and exit with 2."""
     line = _CONTROL.sub("?", " ".join(message.split()))  # a path may hold terminal commands
     print(f"hvd: error: {line}", file=sys.stderr)
     sys.exit(2)
@@ -66,7 +67,7 @@ def _refuse_usage(error: TyperException) -> NoReturn:
     if not message:
         sys.exit(2)
     where = context.command_path if context else "hvd"
-    _refuse(f"{message.rstrip('.')}; see `{where} --help`")
+    refuse(f"{message.rstrip('.')}; see `{where} --help`")
 
 
 def build_app() -> typer.Typer:

@@ -58,7 +58,7 @@ def tiny_llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     the best logit stands well clear of the second.
     """
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    _save_tiny_llama(folder)
+    save_tiny_llama(folder)
     return folder
 
 
@@ -86,7 +86,8 @@ TINY_TEMPLATE = (
 )
 
 
-def _save_tiny_llama(folder: Path) -> None:
+def save_tiny_llama(folder: Path, *, num_layers: int = 2) -> None:
+    """Write a random Llama with its tokenizer; the same for the same number of layers."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -95,7 +96,7 @@ def _save_tiny_llama(folder: Path) -> None:
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=2048,

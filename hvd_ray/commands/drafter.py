@@ -117,6 +117,10 @@ def train(
     state_cache_gb: Annotated[float, typer.Option("--state-cache-gb")] = 8.0,
     regression_steps: Annotated[int, typer.Option("--regression-steps")] = 150,
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads.")] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", help="Processes that train one head together, on Ray.")
+    ] = 1,
+    gpus: Annotated[bool, typer.Option("--gpus", help="A GPU for each of --workers.")] = False,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -146,8 +150,15 @@ def train(
         regression_steps=regression_steps,
         seed=seed,
     )
-    with _training_log(steps, run) as log_metrics:
-        folder = run_training(job, config, log_metrics=log_metrics)
+    if workers == 1:
+        with _training_log(steps, run) as log_metrics:
+            folder = run_training(job, config, log_metrics=log_metrics)
+    else:
+        from hvd_ray.pipelines.eagle3_train import train_on_workers
+
+        folder = train_on_workers(
+            job, config, num_workers=workers, use_gpu=gpus, storage=run / "ray"
+        )
     report = json.loads((folder / "quality.json").read_text())
     if as_json:
         print(json.dumps({"head": str(folder), "quality": report}))

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("decode", frozenset({"decode"})),
     ("systems", frozenset({"systems"})),
     ("uses", frozenset({"bench", "pipelines", "tuning", "serving", "vllm_plugin", "doctor"})),
-    ("front", frozenset({"commands", "cli"})),
+    ("front", frozenset({"commands", "cli", "job"})),
 )
 
 # A heavy package stands only in these units or modules.
