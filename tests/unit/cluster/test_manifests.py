@@ -1,0 +1,193 @@
+"""The files of cluster/ and jobs/env/: their schemas, and that they fit one another."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+REPO = Path(__file__).parents[3]
+CLUSTER = REPO / "cluster"
+SCHEMAS = yaml.safe_load(Path(__file__).with_name("schemas.yaml").read_text(encoding="utf-8"))
+MANIFESTS = sorted([*CLUSTER.glob("kuberay/*.yaml"), CLUSTER / "monitoring" / "podmonitor.yaml"])
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def check_kubernetes(document: dict[str, Any]) -> None:
+    kind = f"{document.get('apiVersion')} {document.get('kind')}"
+    schema = {
+        "definitions": SCHEMAS["definitions"],
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {},
+            "kind": {},
+            "metadata": {"$ref": "#/definitions/metadata"},
+            **SCHEMAS["kinds"][kind],
+        },
+    }
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.validate(document, schema, cls=jsonschema.Draft7Validator)
+
+
+def ray_specs(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The clusters that a manifest describes."""
+    spec = document["spec"]
+    names = {"RayCluster": None, "RayJob": "rayClusterSpec", "RayService": "rayClusterConfig"}
+    if document["kind"] in names:
+        inner = names[document["kind"]]
+        yield spec if inner is None else spec[inner]
+
+
+CLUSTERS = [
+    pytest.param(spec, id=path.stem)
+    for path in MANIFESTS
+    for document in documents(path)
+    for spec in ray_specs(document)
+]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_every_manifest_has_known_fields_of_the_right_kind(path: Path) -> None:
+    for document in documents(path):
+        check_kubernetes(document)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda d: d["spec"].update(rayversion="2.60.0"), "rayversion"),
+        (lambda d: d["spec"]["authOptions"].update(mode="tokens"), "tokens"),
+        (lambda d: d["spec"]["workerGroupSpecs"][0].pop("maxReplicas"), "maxReplicas"),
+        (lambda d: d["spec"]["headGroupSpec"]["rayStartParams"].update(num_cpus=2), "2 is not"),
+        (
+            lambda d: d["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"][
+                "limits"
+            ].update(memory="16GB"),
+            "16GB",
+        ),
+    ],
+)
+def test_a_misspelt_manifest_is_found_out(change: Any, reason: str) -> None:
+    document = deepcopy(documents(CLUSTER / "kuberay" / "raycluster-gpu.yaml")[0])
+    change(document)
+    with pytest.raises(jsonschema.ValidationError, match=reason):
+        check_kubernetes(document)
+
+
+@pytest.mark.parametrize("spec", CLUSTERS)
+def test_a_cluster_has_what_its_jobs_need(spec: dict[str, Any]) -> None:
+    """The Ray of the lock, a token, one shared folder, probes, metrics, bounded resources."""
+    import ray
+
+    assert spec["rayVersion"] == ray.__version__
+    assert spec["authOptions"] == {"mode": "token"}
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    for group in groups:
+        pod = group["template"]["spec"]
+        container = pod["containers"][0]
+        claims = {
+            volume["name"]: volume.get("persistentVolumeClaim", {}).get("claimName")
+            for volume in pod["volumes"]
+        }
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert claims[mounts["/shared"]] == "hvd-shared"
+        assert set(mounts.values()) <= set(claims)
+        assert {"readinessProbe", "livenessProbe"} <= set(container)
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        assert group["rayStartParams"]["metrics-export-port"] == "8080"
+        assert {"name": "metrics", "containerPort": 8080} in container["ports"]
+        variables = {each["name"]: each["value"] for each in container["env"]}
+        assert variables["HVD_HOME"].startswith("/shared/")
+        assert variables["MLFLOW_TRACKING_URI"] == "http://hvd-mlflow:5000"
+    assert len({g["template"]["spec"]["containers"][0]["image"] for g in groups}) == 1
+
+
+@pytest.mark.parametrize("spec", CLUSTERS)
+def test_gpus_are_asked_for_where_the_image_has_them(spec: dict[str, Any]) -> None:
+    for group in spec["workerGroupSpecs"]:
+        container = group["template"]["spec"]["containers"][0]
+        has_gpu = "nvidia.com/gpu" in container["resources"]["limits"]
+        assert has_gpu == container["image"].endswith(":gpu")
+        assert has_gpu == ("tolerations" in group["template"]["spec"])
+
+
+def test_the_metrics_of_every_pod_are_scraped() -> None:
+    monitor = documents(CLUSTER / "monitoring" / "podmonitor.yaml")[0]["spec"]
+    for parameter in CLUSTERS:
+        (spec,) = parameter.values
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            labels = group["template"]["metadata"]["labels"]
+            assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    assert monitor["podMetricsEndpoints"][0]["port"] == "metrics"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CLUSTER.glob("kuberay/rayjob-*.yaml")), ids=lambda path: path.stem
+)
+def test_a_rayjob_runs_a_job_of_ours_that_fits_its_cluster(path: Path) -> None:
+    spec = documents(path)[0]["spec"]
+    python, script, *words = shlex.split(spec["entrypoint"])
+    assert python == "python"
+    assert (REPO / script).is_file()
+    flags = dict(pairwise(words))
+    assert flags["--out"].startswith("/shared/")
+    group = spec["rayClusterSpec"]["workerGroupSpecs"][0]
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert int(flags["--workers"]) <= group["maxReplicas"] * int(limits["cpu"])
+    assert int(flags["--shards"]) >= int(flags["--workers"])
+    gpus = float(flags.get("--gpus-per-worker", 0)) * int(flags["--workers"])
+    assert gpus <= group["maxReplicas"] * int(limits.get("nvidia.com/gpu", 0))
+    assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
+
+
+@pytest.mark.parametrize("name", ["local", "gpu"])
+def test_ray_up_takes_the_file(name: str) -> None:
+    """Ray's own schema and defaults, as `ray up` applies them before it asks any cloud."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = yaml.safe_load((CLUSTER / f"{name}.yaml").read_text(encoding="utf-8"))
+    config = prepare_config(config)
+    validate_config(config)
+    options = json.dumps(config["docker"])
+    assert "RAY_AUTH_MODE=token" in options
+    assert "/shared:/shared" in options
+
+
+def test_ray_up_refuses_an_unknown_key() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = yaml.safe_load((CLUSTER / "gpu.yaml").read_text(encoding="utf-8"))
+    with pytest.raises(jsonschema.ValidationError, match="idle_timeout"):
+        validate_config(prepare_config(config | {"idle_timeout": 5}))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPO / "jobs" / "env").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_ray_takes_the_runtime_environment(path: Path) -> None:
+    from ray.runtime_env import RuntimeEnv
+
+    env = RuntimeEnv(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    assert env["env_vars"]["HVD_HOME"].startswith("/shared/")
+
+
+def test_the_lock_that_a_runtime_environment_names_travels_with_the_job() -> None:
+    from hvd_ray.pipelines.upload import plan_upload
+
+    env = yaml.safe_load((REPO / "jobs" / "env" / "pip.yaml").read_text(encoding="utf-8"))
+    (requirement,) = env["pip"]["packages"]
+    name = requirement.removeprefix("-r ${RAY_RUNTIME_ENV_CREATE_WORKING_DIR}/")
+    assert name in {path.as_posix() for path, _ in plan_upload(REPO).sizes}
