@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from hvd_ray import __version__
+from hvd_ray.addresses import with_local_paths
 from hvd_ray.errors import UserError
 
 # In the order in which `hvd --help` shows them.
@@ -43,7 +44,8 @@ def main(args: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # a path need not be text; never die of showing it
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = get_command(build_app()).main(args=args, prog_name="hvd", standalone_mode=False)
+        words = with_local_paths(sys.argv[1:] if args is None else args)
+        code = get_command(build_app()).main(args=words, prog_name="hvd", standalone_mode=False)
     except UserError as error:
         refuse(str(error))
     except TyperException as error:

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hvd_ray.addresses import with_local_paths
 from hvd_ray.cli import main, refuse
+from hvd_ray.errors import UserError
 
 IN_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets it for the driver of a submitted job, and for nothing else."""
@@ -26,7 +28,10 @@ def run_job(*command: str, output: str | None = "--out", always: Sequence[str] =
         output: the flag that names what it writes; None where it only answers on stdout.
         always: flags that a job has whatever was typed, such as `--resume`.
     """
-    given = sys.argv[1:]
+    try:
+        given = with_local_paths(sys.argv[1:])
+    except UserError as error:
+        refuse(str(error))
     if IN_A_JOB in os.environ and output is not None and not {"-h", "--help"} & set(given):
         _refuse_what_would_be_lost(output, given)
     main([*command, *given, *always])

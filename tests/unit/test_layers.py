@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "hvd_ray"
 # From the bottom up; a unit (module or package of hvd_ray) may import its own layer and those
 # below. Within a layer there may be no circle.
 _NOUNS = {
+    "addresses",
     "errors",
     "home",
     "types",
