@@ -222,8 +222,9 @@ def _bar(what: str, *, total: int | None) -> Iterator[tuple[Progress, Any]]:
 @contextmanager
 def _training_log(steps: int, run: Path) -> Iterator[Any]:
     """A bar on stderr, and every metric as a line of `RUN/metrics.jsonl`."""
-    run.mkdir(parents=True, exist_ok=True)
-    with _bar("training", total=steps) as (bars, task), (run / "metrics.jsonl").open("a") as file:
+    from hvd_ray.drafting.eagle3_job import open_metrics
+
+    with _bar("training", total=steps) as (bars, task), open_metrics(run) as file:
 
         def log_metrics(metrics: Mapping[str, float], step: int) -> None:
             file.write(json.dumps({"step": step, **metrics}) + "\n")

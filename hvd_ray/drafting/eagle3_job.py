@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from hvd_ray.drafting.eagle3_states import (
 )
 from hvd_ray.drafting.eagle3_training import LogMetrics, TrainConfig, Trainer, World, aux_std, train
 from hvd_ray.errors import UserError
+from hvd_ray.home import atomic_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,27 @@ def _each(
     for response in responses:
         yield states.states(response)
         on_response()
+
+
+def open_metrics(run: Path) -> TextIO:
+    """`RUN/metrics.jsonl`, to append to: steps that will run again after a kill are taken out.
+
+    A run goes on from its last checkpoint, so what it logged behind that would stand there twice.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    file, pointer = run / "metrics.jsonl", run / "checkpoint.json"
+    first = json.loads(pointer.read_text())["step"] if pointer.exists() else 0
+    kept = list(_whole_lines(file, first)) if file.exists() else []
+    with atomic_path(file) as draft:
+        draft.write_text("".join(kept))
+    return file.open("a")
+
+
+def _whole_lines(file: Path, num_steps: int) -> Iterator[str]:
+    """Lines of the first steps; a kill may have cut the last line short."""
+    for line in file.read_text().splitlines(keepends=True):
+        if line.endswith("\n") and json.loads(line)["step"] < num_steps:
+            yield line
 
 
 def set_threads(num_threads: int | None) -> None:

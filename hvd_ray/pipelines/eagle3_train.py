@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hvd_ray.drafting.eagle3_job import TrainJob, run_training
+from hvd_ray.drafting.eagle3_job import TrainJob, open_metrics, run_training
 from hvd_ray.drafting.eagle3_training import TrainConfig, World
+from hvd_ray.pipelines.cluster import connected
+from hvd_ray.pipelines.shards import SPARE_CPUS
+
+MAX_DEATHS = 8
+"""How often the workers begin again, each time from the last checkpoint."""
 
 
 def train_on_workers(
@@ -18,18 +24,28 @@ def train_on_workers(
 
     Each worker reads its own shards and gradients are averaged after every step, so a step sees
     `num_workers * rows_per_step` rows. All paths must be reachable by every worker. `storage`
-    (absolute) keeps Ray Train's own records.
-    """
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    keeps Ray Train's own records. A worker that dies takes the others with it; all go on from
+    the last checkpoint.
 
-    trainer = TorchTrainer(
-        _train_worker,
-        train_loop_config={"job": job, "config": config},
-        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
-        run_config=RunConfig(name=job.run.name, storage_path=str(storage.absolute())),
-    )
-    trainer.fit()
+    Raises:
+        UserError: the cluster cannot be reached or is too small.
+    """
+    num_gpus = num_workers if use_gpu else 0
+    with connected(num_cpus=num_workers + SPARE_CPUS, num_gpus=num_gpus):
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchTrainer
+
+        trainer = TorchTrainer(
+            _train_worker,
+            train_loop_config={"job": job, "config": config},
+            scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
+            run_config=RunConfig(
+                name=job.run.name,
+                storage_path=str(storage.absolute()),
+                failure_config=FailureConfig(max_failures=MAX_DEATHS),
+            ),
+        )
+        trainer.fit()
     return job.run / "head"
 
 
@@ -40,13 +56,13 @@ def _train_worker(settings: dict[str, Any]) -> None:
     world = World(rank=context.get_world_rank(), size=context.get_world_size())
     job: TrainJob = settings["job"]
     config: TrainConfig = settings["config"]
-    job.run.mkdir(parents=True, exist_ok=True)
-    metrics_file = job.run / "metrics.jsonl"
+    opened: Any = open_metrics(job.run) if world.is_first else nullcontext()
+    with opened as file:
 
-    def log_metrics(metrics: Any, step: int) -> None:
-        with metrics_file.open("a") as file:
+        def log_metrics(metrics: Any, step: int) -> None:  # of the first worker alone
             file.write(json.dumps({"step": step, **metrics}) + "\n")
+            file.flush()
 
-    run_training(job, config, log_metrics=log_metrics, world=world)
+        run_training(job, config, log_metrics=log_metrics, world=world)
     if world.is_first:
         (job.run / "config.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
