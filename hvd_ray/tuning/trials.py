@@ -22,6 +22,9 @@ FINISHED, STOPPED, FAILED = "finished", "stopped early", "failed"
 _SECONDS_BETWEEN_SNAPSHOTS = "2"
 """Of the experiment's state: trials take seconds, and what a kill finds unsaved runs again."""
 
+_MAX_DEATHS = 3
+"""How often a trial begins again: Tune does not tell a worker's death from an error of its own."""
+
 Row = dict[str, Any]
 """A trial's `trial`, `number`, `status`, `params`, `metrics` and `error`."""
 
@@ -82,6 +85,7 @@ def _tuner(ray: Any, folder: SweepFolder, sweep: SweepSettings, watch: SweepWatc
             name=folder.trials.name,
             storage_path=str(folder.path),
             callbacks=[ray_hooks.Forwarding(str(folder.path))],
+            failure_config=tune.FailureConfig(max_failures=_MAX_DEATHS),
             verbose=0,
         ),
     )

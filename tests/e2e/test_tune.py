@@ -23,6 +23,7 @@ from hvd_ray.tracking.promotion import find_alias
 from hvd_ray.tracking.store import open_store
 from hvd_ray.tuning.run import SweepOptions, run_sweep
 from hvd_ray.tuning.space import SweepSettings, load_sweep
+from tests.e2e.kills import worker_killed_once
 from tests.unit.tuning.conftest import Data, label_folder, phrase_traces
 from tests.unit.tuning.test_watch import Silent
 
@@ -141,6 +142,23 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was(
     alive = [run for run in runs if run.info.status != "KILLED"]
     assert {run.info.run_name for run in alive} == {f"trial-{trial}" for trial in trials}
     assert {run.info.status for run in alive} == {"FINISHED"}
+
+
+def test_a_trial_whose_worker_is_killed_begins_again(
+    data: Data, home: Path, tmp_path: Path, ray_session: Any
+) -> None:
+    assert ray_session.is_initialized()
+    out = tmp_path / "sweep"
+    options = SweepOptions(data.labels, data.traces, out, "pass")
+    with worker_killed_once(lambda: (out / "predictors").is_dir()) as killed:
+        result = run_sweep(options, small_sweep(), Config(), progress=Silent())
+    assert killed, "a trial was there to be killed"
+    assert {row["status"] for row in result["trials"]} <= {"finished", "stopped early"}
+    runs = children(home, result)
+    assert sorted(run.info.run_name for run in runs) == sorted(
+        f"trial-{row['trial']}" for row in result["trials"]
+    )
+    assert {run.info.status for run in runs} == {"FINISHED"}
 
 
 def finished(out: Path) -> set[str]:
