@@ -5,7 +5,7 @@ FLAVOUR := $(if $(filter 1,$(GPU)),gpu,$(if $(wildcard .venv/.setup-gpu),gpu,cpu
 STAMP := .venv/.setup-$(FLAVOUR)
 BIN := .venv/bin
 
-.PHONY: help setup demo test check bench conformance lock
+.PHONY: help setup demo test check bench conformance chaos lock
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -32,6 +32,9 @@ bench: setup ## Measure every system on the shipped workloads
 
 conformance: setup ## Clients that people use against `hvd serve`; ARGS="--seconds 300 --clients 64"
 	$(BIN)/python scripts/conformance.py $(ARGS)
+
+chaos: setup ## Kill the stages' processes at random moments; ARGS="--kills 8" for fewer
+	$(BIN)/python -m tests.e2e.chaos $(ARGS)
 
 lock: ## Compile the lock files from pyproject.toml (UPGRADE=1: to the newest versions)
 	@PYTHON="$(PYTHON)" UPGRADE="$(UPGRADE)" bash scripts/lock.sh

@@ -28,6 +28,8 @@ class JobCluster:
     """Where jobs are handed in."""
 
     url: str
+    gcs_address: str
+    """What RAY_ADDRESS takes."""
     token: str | None
     """None: the cluster asks for none."""
 
@@ -53,7 +55,7 @@ def job_cluster(*, has_auth: bool, num_cpus: int = 4) -> Iterator[JobCluster]:
     token = secrets.token_hex(32) if has_auth else None
     with tempfile.TemporaryDirectory(prefix="hvdj", ignore_cleanup_errors=True) as folder:
         ports = free_ports(len(PORT_FLAGS))
-        cluster = JobCluster(f"http://127.0.0.1:{ports[1]}", token)
+        cluster = JobCluster(f"http://127.0.0.1:{ports[1]}", f"127.0.0.1:{ports[0]}", token)
         command = [
             *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
             *("--node-ip-address", "127.0.0.1", "--dashboard-host", "127.0.0.1"),

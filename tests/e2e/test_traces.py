@@ -23,6 +23,7 @@ from hvd_ray.pipelines.collect import CollectOptions, collect
 from hvd_ray.pipelines.label import LabelOptions, label
 from hvd_ray.traces.store import read_labels, read_steps, read_traces
 from hvd_ray.tuning.data import LabelNote, ModelNote
+from tests.e2e.kills import worker_killed_once
 from tests.unit.drafting.eagle3_heads import random_head
 
 pytestmark = pytest.mark.ray
@@ -163,6 +164,16 @@ def test_a_killed_collection_ends_with_the_same_rows(
     assert result["resumed"]
     assert result["traces"] == NUM_PROMPTS
     assert _trace_rows(out) == _trace_rows(collected)
+
+
+def test_a_killed_worker_leaves_the_rows_as_they_would_be(collect_into, collected, tmp_path):
+    out = tmp_path / "traces"
+    with worker_killed_once(lambda: list((out / "traces").glob("*.parquet"))) as killed:
+        result = collect_into(out)
+    assert killed, "a worker was there to be killed"
+    assert (result["traces"], result["failed"]) == (NUM_PROMPTS, 1)
+    assert _trace_rows(out) == _trace_rows(collected)
+    assert not (out / "suspects").exists()
 
 
 def test_labels_are_the_same_for_any_number_of_workers(collected, tmp_path):
