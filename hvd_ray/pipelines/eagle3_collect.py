@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvd_ray.home import atomic_path, ensure_dir
 from hvd_ray.traces.loops import loop_start
 
 LOOP_CHECK_EVERY = 32
@@ -131,15 +132,18 @@ def done_request_ids(out: Path) -> set[str]:
 
 
 def write_shard(out: Path, rows: Sequence[CollectedRow]) -> Path:
-    """Write rows as the next shard; it appears whole or not at all."""
+    """Write rows as the next shard; it appears whole or not at all.
+
+    Raises:
+        UserError: the place cannot be written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pylist([_record(row) for row in rows], schema=_schema())
     path = out / f"part-{len(list(out.glob('part-*.parquet'))):05d}.parquet"
-    partial = path.with_suffix(".partial")
-    pq.write_table(table, partial)
-    partial.rename(path)
+    with atomic_path(path) as draft:
+        pq.write_table(table, draft)
     return path
 
 
@@ -194,7 +198,7 @@ def collect(
 
     `on_rows(num_rows, num_tokens)` is called with each shard's size once it is on disk.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    ensure_dir(out)
     done = done_request_ids(out)
     todo = [request for request in requests if request.request_id not in done]
     if not todo:
