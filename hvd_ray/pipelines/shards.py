@@ -148,7 +148,11 @@ def _run_pool(
             # is gone waits for ever for another. A new pool makes do with the nodes that are left.
             max_restarts=0,
         )
-    num_done = sum(len(batch["shard"]) for batch in done.iter_batches(batch_size=None))
+    num_done = 0
+    for batch in done.iter_batches(batch_size=None):
+        if refused := next(filter(None, map(str, batch["refused"])), None):
+            raise UserError(refused)
+        num_done += len(batch["shard"])
     assert num_done == len(refs), f"{num_done} of {len(refs)} shards came back"
 
 
@@ -158,7 +162,8 @@ class _ShardActor:
     def __init__(
         self, make_worker: Callable[[], ShardWorker[Any]], refs: Sequence[Any], meter: Any
     ) -> None:
-        self._worker = make_worker()
+        self._make_worker = make_worker
+        self._worker: ShardWorker[Any] | None = None
         self._refs = refs
         self._meter = meter
         self._name = secrets.token_hex(8)
@@ -166,12 +171,21 @@ class _ShardActor:
         self._sent_s = 0.0
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Do the shards; a mistake of the user's comes back as data.
+
+        Raised, it would reach the driver as Ray's own exception with ours in its text alone.
+        """
         import ray
 
-        for index in batch["shard"]:
-            self._worker.run(ray.get(self._refs[int(index)]), self._report)
-            self._send()
-        return batch
+        refused = ""
+        try:
+            self._worker = self._worker or self._make_worker()
+            for index in batch["shard"]:
+                self._worker.run(ray.get(self._refs[int(index)]), self._report)
+                self._send()
+        except UserError as error:
+            refused = str(error)
+        return {**batch, "refused": [refused] * len(batch["shard"])}
 
     def _report(self, counts: Counts) -> None:
         self._counts.update(counts)
