@@ -153,6 +153,54 @@ def test_a_rayjob_runs_a_job_of_ours_that_fits_its_cluster(path: Path) -> None:
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
 
 
+SERVE_CONFIGS = [
+    *(pytest.param(documents(path)[0], id=path.stem) for path in CLUSTER.glob("serve*.yaml")),
+    *(
+        pytest.param(yaml.safe_load(documents(path)[0]["spec"]["serveConfigV2"]), id=path.stem)
+        for path in CLUSTER.glob("kuberay/rayservice-*.yaml")
+    ),
+]
+
+
+@pytest.mark.parametrize("config", SERVE_CONFIGS)
+def test_serve_takes_the_application(config: dict[str, Any]) -> None:
+    """Ray Serve's own schema, then our own settings: a misspelt one fails in either."""
+    from ray.serve.schema import ServeDeploySchema
+
+    from hvd_ray.serving.app import BuildArgs
+    from hvd_ray.serving.settings import FRONT, REPLICA, hot_settings
+
+    (application,) = ServeDeploySchema.model_validate(config).applications
+    settings = BuildArgs(**application.args).config()
+    assert {each.name for each in application.deployments} == {FRONT, REPLICA}
+    for deployment in application.deployments:
+        hot_settings(deployment.user_config)
+    if config["http_options"]["host"] != "127.0.0.1":
+        assert settings.serving.api_keys is not None, "beyond loopback clients need keys"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CLUSTER.glob("kuberay/rayservice-*.yaml")), ids=lambda path: path.stem
+)
+def test_a_service_has_its_keys_its_port_and_room_for_its_replicas(path: Path) -> None:
+    document = documents(path)[0]
+    serving = yaml.safe_load(document["spec"]["serveConfigV2"])["applications"][0]["args"][
+        "serving"
+    ]
+    (spec,) = ray_specs(document)
+    group = spec["workerGroupSpecs"][0]
+    pod = group["template"]["spec"]
+    limits = pod["containers"][0]["resources"]["limits"]
+    assert {"name": "serve", "containerPort": 8000} in pod["containers"][0]["ports"]
+    assert Path(serving["api_keys"]).parent == Path("/etc/hvd")
+    assert {"name": "keys", "mountPath": "/etc/hvd"} in pod["containers"][0]["volumeMounts"]
+    most = serving["autoscaling"]["max_replicas"]
+    assert most * serving["cpus_per_replica"] <= group["maxReplicas"] * int(limits["cpu"])
+    gpus = most * serving.get("gpus_per_replica", 0)
+    assert gpus <= group["maxReplicas"] * int(limits.get("nvidia.com/gpu", 0))
+    assert serving["drain_s"] < pod["terminationGracePeriodSeconds"]
+
+
 @pytest.mark.parametrize("name", ["local", "gpu"])
 def test_ray_up_takes_the_file(name: str) -> None:
     """Ray's own schema and defaults, as `ray up` applies them before it asks any cloud."""
