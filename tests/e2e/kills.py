@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 
 POLL_S = 0.02
-NOT_AT_WORK = ("IDLE", "_Meter", "JobSupervisor", "Dashboard", "Agent", "Stats")
+NOT_AT_WORK = ("IDLE", "_Meter", "JobSupervisor", "Dashboard", "Agent", "Stats", "Autoscaling")
 """In titles of processes that do nothing, count, or keep the house."""
 
 
