@@ -14,7 +14,7 @@ from hvd_ray.types import NO_DRAFT, Draft, Request, Source
 
 
 @dataclass(slots=True)
-class _Index:
+class NgramIndex:
     """Where each n-gram was last seen, for the n-grams that have a successor."""
 
     min_match: int
@@ -47,7 +47,7 @@ class NgramDrafter:
 
     config: NgramConfig = field(default_factory=NgramConfig)
     source: Source = field(default=Source.NGRAM, init=False)
-    _active: dict[str, _Index] = field(default_factory=dict, init=False)
+    _active: dict[str, NgramIndex] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.config.min_match > self.config.max_match:
@@ -57,9 +57,13 @@ class NgramDrafter:
     def start(self, request: Request) -> None:
         if request.request_id in self._active:
             raise ValueError(f"request {request.request_id!r} is already active")
-        index = _Index(self.config.min_match, self.config.max_match)
+        self._active[request.request_id] = self.read_prompt(request)
+
+    def read_prompt(self, request: Request) -> NgramIndex:
+        """The index that a request starts with: its prompt's."""
+        index = NgramIndex(self.config.min_match, self.config.max_match)
         index.extend(request.prompt_token_ids)
-        self._active[request.request_id] = index
+        return index
 
     def observe(
         self,
