@@ -72,11 +72,15 @@ class RowCosts:
                 raise UserError(f"cost table: drafting by {source} costs {added_ms}, expected >= 0")
 
     def cost_ms(self, source: Source, rows: int) -> float:
-        drafting = self.draft_ms.get(source, 0.0)
-        drafting += self.draft_token_ms.get(source, 0.0) * (rows - 1)
-        return self._verify_ms(rows) + drafting
+        return self.verify_ms_of(rows) + self.draft_ms_of(source, rows)
 
-    def _verify_ms(self, rows: int) -> float:
+    def draft_ms_of(self, source: Source, rows: int) -> float:
+        """What drafting `rows - 1` tokens adds."""
+        fixed_ms, token_ms = self.draft_ms.get(source, 0.0), self.draft_token_ms.get(source, 0.0)
+        return fixed_ms + token_ms * (rows - 1)
+
+    def verify_ms_of(self, rows: float) -> float:
+        """The target pass alone."""
         if rows <= self.rows[-1] or len(self.rows) == 1:
             return float(np.interp(rows, self.rows, self.verify_ms))
         slope = (self.verify_ms[-1] - self.verify_ms[-2]) / (self.rows[-1] - self.rows[-2])

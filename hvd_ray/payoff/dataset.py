@@ -78,6 +78,13 @@ def read_labels_table(table: Any) -> Labels:
     return Labels(train, test, int(table.num_rows), int(is_unsplit_N.sum()))
 
 
+def label_set(table: Any, *, split: str) -> LabelSet:
+    """The positions of one split that have a draft; there may be none."""
+    split_N = table.column("split").to_numpy()
+    draft_len_N = table.column("draft_len").to_numpy().astype(np.int32)
+    return _label_set(table, draft_len_N).select((draft_len_N > 0) & (split_N == split))
+
+
 def _label_set(table: Any, draft_len_N: Int32Array) -> LabelSet:
     features_NF = np.empty((table.num_rows, NUM_FEATURES), dtype=np.float32)
     for index, name in enumerate(FEATURE_NAMES):
