@@ -33,7 +33,22 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("parts", frozenset({"drafting", "payoff", "verify", "traces", "tracking"})),
     ("decode", frozenset({"decode"})),
     ("systems", frozenset({"systems"})),
-    ("uses", frozenset({"bench", "pipelines", "tuning", "serving", "vllm_plugin", "doctor"})),
+    (
+        "uses",
+        frozenset(
+            {
+                "advise",
+                "bench",
+                "doctor",
+                "pages",
+                "paper",
+                "pipelines",
+                "serving",
+                "tuning",
+                "vllm_plugin",
+            }
+        ),
+    ),
     ("front", frozenset({"commands", "cli", "job"})),
 )
 

@@ -1,0 +1,39 @@
+"""Pages need nothing else, escape what they show, and their figures follow light and dark."""
+
+import re
+
+from hvd_ray.pages.document import bullets, code, document, section, table, tiles
+from hvd_ray.pages.plots import INK, inline_svg, legend, new_figure
+
+EVIL = '<script>alert("x")</script>'
+
+
+def test_text_is_escaped_everywhere():
+    page = document(
+        EVIL,
+        section(EVIL, table([EVIL], [[EVIL]]), bullets([EVIL]), code(EVIL), caption=EVIL),
+        tiles([(EVIL, EVIL)]),
+        lead=EVIL,
+    )
+    assert "<script>" not in page
+    assert page.count("&lt;script&gt;") == 11
+
+
+def test_a_page_fetches_nothing_and_has_dark_and_print_styles():
+    figure, (ax,) = new_figure(3, 2)
+    ax.plot([1, 2], [3, 4], color=INK, label="a < b")
+    legend(ax)
+    page = document("t", section("s", inline_svg(figure, "a & b")))
+    assert not re.findall(r"(?:src|href)=\"(?!#)", page)
+    assert "prefers-color-scheme: dark" in page
+    assert "@media print" in page
+
+
+def test_figures_take_the_page_s_colours():
+    figure, (ax,) = new_figure(3, 2)
+    ax.plot([1, 2], [3, 4])
+    markup = inline_svg(figure, "x").html
+    assert markup.startswith('<svg role="img" aria-label="x"')
+    assert INK not in markup
+    assert "var(--ink)" in markup
+    assert "var(--grid)" in markup
