@@ -35,6 +35,8 @@ class Source(StrEnum):
     NGRAM = "ngram"
     SUFFIX = "suffix"
     EAGLE3 = "eagle3"
+    SLIM = "slim"
+    """The target's own first layers."""
 
 
 @dataclass(frozen=True, slots=True)

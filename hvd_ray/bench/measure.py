@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from hvd_ray.bench.cells import Arm, Sample
 from hvd_ray.bench.plan import Plan, Question
 from hvd_ray.bench.result import BASELINE, Difference
 from hvd_ray.context import DecodeContext
-from hvd_ray.decode import Decoder
+from hvd_ray.drafting.base import Drafter
 from hvd_ray.engines.base import Engine
 from hvd_ray.payoff.policy import Candidates, Policy
 from hvd_ray.types import Completion, Draft, Request, Source, TokenBuffer
@@ -27,29 +28,88 @@ WARM_UP_TOKENS = 16
 WARM_UP_ROWS = 65
 """The longest draft and the committed token before it."""
 
-BuildDecoder = Callable[[str], Decoder]
-"""A decoder for a system's name, its cache empty."""
+
+class Measured(Protocol):
+    """Whatever answers requests in a run: a `Decoder`, or a rival dressed as one."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def cache_drafter(self) -> Drafter | None: ...
+
+    def generate(self, request: Request) -> Completion: ...
+
+
+class SampleStore(Protocol):
+    """Keeps what is measured, prompt by prompt, so that a run that was killed goes on."""
+
+    def stored(self, question: Question) -> list[Sample] | None:
+        """The samples of a prompt, one an arm, where an earlier run has measured it."""
+        ...
+
+    def keep(self, samples: Sequence[Sample]) -> None:
+        """Store the samples of one prompt, all arms of it."""
+        ...
+
+
+BuildDecoder = Callable[[str], Measured]
+"""What answers for a system's name, its cache empty."""
 Told = Callable[[str], None]
 """Called once after each request, with what was asked of whom."""
 
 
-def measure(plan: Plan, *, build: BuildDecoder, on_request: Told | None = None) -> list[Sample]:
+def measure(
+    plan: Plan,
+    *,
+    build: BuildDecoder,
+    on_request: Told | None = None,
+    store: SampleStore | None = None,
+) -> list[Sample]:
     """Measure a plan.
 
     Every arm has a decoder of its own, new for each workload; a warm one has then observed the
     target's outputs for the workload's filling. Nothing of the engine is shared but its weights.
+    What the store holds already is not measured again: it enters the arms' caches as if it were.
     """
     tell = on_request or (lambda _: None)
     samples: list[Sample] = []
-    _warm_up(plan, build)
+    known = _stored(plan, store)
+    if not known.keys() >= {
+        q.request.request_id for asked in plan.measured.values() for q in asked
+    }:
+        _warm_up(plan, build)
     with _frozen_heap():
         for workload, questions in plan.measured.items():
+            if all(question.request.request_id in known for question in questions):
+                samples += [sample for q in questions for sample in known[q.request.request_id]]
+                continue
             outputs = _answer(plan.filling.get(workload, ()), build, tell)
             decoders = {arm: _open(arm, build, outputs) for arm in plan.arms}
             for question in questions:
+                found = known.get(question.request.request_id)
+                if found is not None:
+                    _catch_up(found, decoders)
+                    samples += found
+                    continue
                 asked = list(_ask_in_turn(question, decoders, tell, turn=len(samples)))
-                samples += compare(asked, decoders[plan.arms[0]].engine)
+                compared = compare(asked, decoders[plan.arms[0]].engine)
+                if store is not None:
+                    store.keep(compared)
+                samples += compared
     return samples
+
+
+def _stored(plan: Plan, store: SampleStore | None) -> dict[str, list[Sample]]:
+    """What an earlier run has measured, by request id."""
+    if store is None:
+        return {}
+    questions = [question for asked in plan.measured.values() for question in asked]
+    found = {q.request.request_id: store.stored(q) for q in questions}
+    return {name: samples for name, samples in found.items() if samples is not None}
 
 
 def compare(samples: Sequence[Sample], engine: Engine) -> list[Sample]:
@@ -110,19 +170,30 @@ def _answer(
     return answers
 
 
-def _open(arm: Arm, build: BuildDecoder, outputs: Sequence[tuple[Request, Completion]]) -> Decoder:
+def _open(arm: Arm, build: BuildDecoder, outputs: Sequence[tuple[Request, Completion]]) -> Measured:
     """An arm's decoder at the start of a workload."""
     decoder = build(arm.system)
-    if arm.cache == "warm" and decoder.cache_drafter is not None:
+    if arm.cache == "warm":
         for request, completion in outputs:
-            decoder.cache_drafter.start(request)
-            decoder.cache_drafter.observe(request.request_id, completion.token_ids, None)
-            decoder.cache_drafter.stop(request.request_id)
+            _remember(decoder, request, completion)
     return decoder
 
 
+def _catch_up(samples: Sequence[Sample], decoders: Mapping[Arm, Measured]) -> None:
+    """Leave each arm's cache as measuring the samples has left it."""
+    for sample in samples:
+        _remember(decoders[sample.arm], sample.request, sample.completion)
+
+
+def _remember(decoder: Measured, request: Request, completion: Completion) -> None:
+    if decoder.cache_drafter is not None:
+        decoder.cache_drafter.start(request)
+        decoder.cache_drafter.observe(request.request_id, completion.token_ids, None)
+        decoder.cache_drafter.stop(request.request_id)
+
+
 def _ask_in_turn(
-    question: Question, decoders: Mapping[Arm, Decoder], tell: Told, *, turn: int
+    question: Question, decoders: Mapping[Arm, Measured], tell: Told, *, turn: int
 ) -> Iterator[Sample]:
     arms = list(decoders)
     first = turn // len(arms) % len(arms)
@@ -132,7 +203,7 @@ def _ask_in_turn(
         tell(f"{question.prompt.workload}: {arm.system}")
 
 
-def _ask(question: Question, arm: Arm, decoder: Decoder) -> Sample:
+def _ask(question: Question, arm: Arm, decoder: Measured) -> Sample:
     with _no_collection():
         started = perf_counter()
         completion = decoder.generate(question.request)

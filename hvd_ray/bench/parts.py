@@ -55,14 +55,15 @@ class FoundParts:
         costs = self.costs.table() if self.costs else None
         if self.head is None:
             return Parts(estimator, costs), engine
-        head, reading = load_head(config, _torch(engine))
+        head, reading = load_head(config, torch_engine(engine))
         return Parts(estimator, costs, head), reading
 
 
-def _torch(engine: Engine) -> TorchEngine:
+def torch_engine(engine: Engine) -> TorchEngine:
+    """The engine, for what only transformers models have."""
     from hvd_ray.engines.torch_engine import TorchEngine
 
-    assert isinstance(engine, TorchEngine), "a head is found for the torch engine only"
+    assert isinstance(engine, TorchEngine), "heads and rivals are for the torch engine only"
     return engine
 
 

@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 
 from hvd_ray.bench.cells import Arm
 from hvd_ray.bench.result import BASELINE, CacheState
+from hvd_ray.bench.rivals import RIVALS
 from hvd_ray.bench.workloads import Prompt
 from hvd_ray.engines.base import EngineCapabilities
 from hvd_ray.errors import UserError
-from hvd_ray.systems import check_system
+from hvd_ray.systems import SYSTEMS
 from hvd_ray.text import TextCodec
 from hvd_ray.types import Request, SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
 # They draft from the request at hand alone, so cold and warm are the same to them.
-WITHOUT_MEMORY = frozenset({BASELINE, "ngram"})
+WITHOUT_MEMORY = frozenset({BASELINE, "ngram", "eagle3", *RIVALS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def choose_arms(systems: Sequence[str], caches: Sequence[CacheState]) -> tuple[A
     if not systems:
         raise UserError("no system to measure: name some, e.g. --systems greedy,suffix")
     for system in systems:
-        check_system(system)
+        check_measurable(system)
         if systems.count(system) > 1:
             raise UserError(f"system {system!r} is named twice")
     rest = [system for system in systems if system != BASELINE]
@@ -84,13 +85,24 @@ def choose_arms(systems: Sequence[str], caches: Sequence[CacheState]) -> tuple[A
     return tuple(arms)
 
 
+def check_measurable(system: str) -> None:
+    """Refuse a name that is neither a system nor a rival.
+
+    Raises:
+        UserError: with those that are.
+    """
+    if system not in (*SYSTEMS, *RIVALS):
+        known = ", ".join((*SYSTEMS, *RIVALS))
+        raise UserError(f"system {system!r}: unknown; choose from {known}")
+
+
 def choose_filling(
-    prompts: Sequence[Prompt], measured: Sequence[Prompt]
+    prompts: Sequence[Prompt], measured: Sequence[Prompt], *, limit: int | None = None
 ) -> dict[str, tuple[Prompt, ...]]:
     """The prompts whose outputs a warm cache holds from the start, for each measured workload.
 
     They are the workload's train prompts, without the measured ones, without prompts that ask
-    the same again, and without any session of which a part is measured.
+    the same again, and without any session of which a part is measured; at most `limit` of them.
 
     Raises:
         UserError: a workload has none.
@@ -110,7 +122,7 @@ def choose_filling(
                 f"workload {workload!r} has no train prompts besides the measured ones to fill a "
                 "warm cache from; choose --cache cold, or --split test of files with both splits"
             )
-        filling[workload] = chosen
+        filling[workload] = chosen[:limit]
     return filling
 
 

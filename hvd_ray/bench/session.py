@@ -10,19 +10,26 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hvd_ray.bench.cells import Arm, Sample, aggregate_rows, workload_rows
-from hvd_ray.bench.measure import BuildDecoder, measure
-from hvd_ray.bench.parts import Sources, find_parts
-from hvd_ray.bench.plan import Plan, Sampling, ask, choose_arms, choose_filling
+from hvd_ray.bench.measure import BuildDecoder, Measured, SampleStore, measure
+from hvd_ray.bench.parts import Sources, find_parts, torch_engine
+from hvd_ray.bench.plan import (
+    Plan,
+    Sampling,
+    ask,
+    check_measurable,
+    choose_arms,
+    choose_filling,
+)
 from hvd_ray.bench.report import exactness_notes, slowdown_notes
 from hvd_ray.bench.result import BenchResult, CacheState
+from hvd_ray.bench.rivals import RIVALS, RivalDecoder, rival_facts
 from hvd_ray.bench.workloads import Prompt, load_prompts, load_shipped, select, workload_hash
 from hvd_ray.config import Config
-from hvd_ray.decode import Decoder
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model, tokenizer_sha
 from hvd_ray.provenance import provenance
-from hvd_ray.systems import Parts, build_decoder, check_system, load_engine
+from hvd_ray.systems import Parts, build_decoder, load_engine
 from hvd_ray.text import TextCodec
 
 CacheChoice = Literal["cold", "warm", "both"]
@@ -51,6 +58,8 @@ class BenchOptions:
     max_tokens: int | None = None
     temperature: float | None = None
     cache: CacheChoice = "cold"
+    filling_limit: int | None = None
+    """Train prompts of a workload that fill a warm cache; None: all."""
     engine: str = "torch"
 
     def __post_init__(self) -> None:
@@ -66,7 +75,7 @@ class BenchOptions:
         if self.engine != "torch":
             raise NotSupportedError(f"engine {self.engine!r}; choose --engine torch")
         for system in self.systems or ():
-            check_system(system)
+            check_measurable(system)
 
     def load(self) -> tuple[Prompt, ...]:
         """All prompts of the files or workloads, both splits.
@@ -106,6 +115,7 @@ def run_bench(
     progress: Progress,
     load_engine: EngineLoader = load_engine,
     sources: Sources = SOURCES,
+    store: SampleStore | None = None,
 ) -> BenchResult:
     """Measure and summarise.
 
@@ -115,6 +125,7 @@ def run_bench(
         progress: hears the stages and requests.
         load_engine: of the target; called once everything else is known to be good.
         sources: of predictor, cost table and head; asked if a system needs them.
+        store: where samples are kept as they are measured, and found again.
 
     Raises:
         UserError: something asked for cannot be had; nothing was measured then.
@@ -124,7 +135,7 @@ def run_bench(
     systems, found, notes = find_parts(options.systems, config, sources)
     arms = choose_arms(systems, CACHES[options.cache])
     is_warm = any(arm.cache == "warm" for arm in arms)
-    fillers = choose_filling(prompts, chosen) if is_warm else {}
+    fillers = choose_filling(prompts, chosen, limit=options.filling_limit) if is_warm else {}
     load_average = os.getloadavg()[0]
     progress.stage(f"loading {config.model} ({config.dtype})")
     engine, codec = load_engine(config)
@@ -135,7 +146,10 @@ def run_bench(
     progress.expect(plan.num_requests)
     num_done = count(1)
     samples = measure(
-        plan, build=build, on_request=lambda text: progress.advance(next(num_done), text)
+        plan,
+        build=build,
+        on_request=lambda text: progress.advance(next(num_done), text),
+        store=store,
     )
     about = provenance(
         config=config,
@@ -146,6 +160,7 @@ def run_bench(
         load_average=round(load_average, 2),
         **_checkpoint(config),
         **found.facts,
+        **({"rivals": rival_facts()} if set(systems) & set(RIVALS) else {}),
     )
     return summarise(samples, engine, config, notes=notes, about=about)
 
@@ -170,7 +185,9 @@ def _plan(
 
 
 def _builder(engine: Engine, codec: TextCodec, config: Config, parts: Parts) -> BuildDecoder:
-    def build(system: str) -> Decoder:
+    def build(system: str) -> Measured:
+        if system in RIVALS:
+            return RivalDecoder(system, torch_engine(engine), codec)
         return build_decoder(system, engine=engine, codec=codec, config=config, parts=parts)
 
     return build
