@@ -27,6 +27,7 @@ COMMAND_MODULES = (
     "drafter",
     "serve",
     "ui",
+    "advise",
     "bench",
     "report",
     "demo",

@@ -173,7 +173,7 @@ def look_up(
         if is_judged(trace):
             found.append((trace, _recorded(trace, drafter)))
         else:
-            _remember(trace, drafter)
+            remember(trace, drafter)
         on_trace(trace)
     return found
 
@@ -187,7 +187,7 @@ def _recorded(trace: Trace, drafter: Drafter) -> DraftRecord:
     return DraftRecord.of(drafts)
 
 
-def _remember(trace: Trace, drafter: Drafter) -> None:
+def remember(trace: Trace, drafter: Drafter) -> None:
     """Put the output into the cache; the prompt would only have served the trace itself."""
     drafter.start(replace(trace.request(), prompt_token_ids=()))
     drafter.observe(trace.trace_id, trace.output_token_ids, None)

@@ -1,0 +1,1 @@
+"""`hvd advise`: what speculative decoding would bring a team's own traffic, told from its logs."""

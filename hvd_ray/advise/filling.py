@@ -1,0 +1,155 @@
+"""How much history the cache needs, and how fast it fills.
+
+Two curves under `suffix`. By the cache's cap, over all judged requests after all traffic before
+them. And from a cold start: the judged requests alone, by how many of them the cache had seen,
+beside the same requests with an empty cache, which still drafts from the request itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hvd_ray.advise.lookups import JudgedTrace
+from hvd_ray.config import SuffixConfig
+from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.payoff.policy import AlwaysCache
+from hvd_ray.traces.replay import Replay, replay
+from hvd_ray.traces.schema import Trace
+from hvd_ray.tuning.recorded import remember
+
+CAPS = (1, 2_000, 8_000, 32_000, 128_000)
+"""Output tokens that the cache may hold; 1 holds none."""
+EMPTY = CAPS[0]
+_BIN_EDGES = (0, 1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
+
+
+@dataclass(frozen=True, slots=True)
+class CapPoint:
+    """Emitted per pass with a cache of at most `max_cached_tokens`."""
+
+    max_cached_tokens: int
+    emitted_per_pass: float
+    is_all: bool
+    """Whether the cap was never reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillPoint:
+    """The requests that met a cache with so many earlier outputs."""
+
+    outputs_from: int
+    outputs_to: int
+    requests: int
+    tokens: int
+    emitted_per_pass: float
+    emitted_with_empty_cache: float
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Both curves."""
+
+    caps: tuple[CapPoint, ...]
+    fills: tuple[FillPoint, ...]
+
+    @property
+    def enough_tokens(self) -> int:
+        """The smallest cap that keeps 98 % of what the whole history brings over none."""
+        none, whole = self.caps[0].emitted_per_pass, self.caps[-1].emitted_per_pass
+        wanted = none + 0.98 * (whole - none)
+        return next(p.max_cached_tokens for p in self.caps if p.emitted_per_pass >= wanted)
+
+    @property
+    def history_gain(self) -> float:
+        """Emitted per pass with all history over that with none."""
+        return self.caps[-1].emitted_per_pass / self.caps[0].emitted_per_pass
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "caps": [asdict(point) for point in self.caps],
+            "fills": [asdict(point) for point in self.fills],
+            "enough_tokens": self.enough_tokens,
+            "history_gain": self.history_gain,
+        }
+
+
+def filling_of(
+    traffic: Sequence[Trace],
+    judged: Sequence[JudgedTrace],
+    *,
+    with_all: Sequence[Replay],
+    suffix: SuffixConfig,
+    on_cap: Callable[[int], None],
+) -> Filling:
+    """Replay the judged traces with caches of several sizes.
+
+    Args:
+        traffic: all traces in time order; those not judged fill the cache.
+        judged: some of them, in the same order.
+        with_all: `suffix` on the judged ones with the whole history.
+        suffix: of the cache; its cap is that of the whole.
+        on_cap: hears of each cap that is about to be replayed.
+    """
+    total = sum(len(trace.output_token_ids) for trace in traffic)
+    whole = min(total, suffix.max_cached_tokens)
+    traces = [item.trace for item in judged]
+    points, empty = [], list(with_all)
+    for cap in (cap for cap in CAPS if cap < whole):
+        on_cap(cap)
+        config = suffix.model_copy(update={"max_cached_tokens": cap})
+        replays = _replays(traces if cap == EMPTY else traffic, traces, config)
+        points.append(CapPoint(cap, _emitted_per_pass(replays), is_all=False))
+        if cap == EMPTY:
+            empty = replays
+    points.append(CapPoint(whole, _emitted_per_pass(with_all), is_all=whole == total))
+    on_cap(whole)
+    from_cold = _replays(traces, traces, suffix)
+    return Filling(tuple(points), tuple(_fills(traces, from_cold, empty)))
+
+
+def _replays(
+    traffic: Sequence[Trace], judged: Sequence[Trace], config: SuffixConfig
+) -> list[Replay]:
+    """The judged ones in a cache that the traffic fills; both in time order."""
+    judged_ids = frozenset(trace.trace_id for trace in judged)
+    drafter, policy, found = SuffixDrafter(config), AlwaysCache(), []
+    for trace in traffic:
+        if trace.trace_id in judged_ids:
+            found.append(replay(trace, policy, drafter=drafter))
+        else:
+            remember(trace, drafter)
+    return found
+
+
+def _fills(
+    traces: Sequence[Trace], from_cold: Sequence[Replay], empty: Sequence[Replay]
+) -> list[FillPoint]:
+    seen: Counter[str] = Counter()
+    num_before = []
+    for trace in traces:
+        num_before.append(seen[trace.scope])
+        seen[trace.scope] += 1
+    points = []
+    for low, high in zip(_BIN_EDGES, (*_BIN_EDGES[1:], 2**31), strict=True):
+        places = [i for i, count in enumerate(num_before) if low <= count < high]
+        if places:
+            full, none = ([runs[i] for i in places] for runs in (from_cold, empty))
+            points.append(
+                FillPoint(
+                    low,
+                    high - 1,
+                    len(places),
+                    sum(run.num_tokens for run in full),
+                    _emitted_per_pass(full),
+                    _emitted_per_pass(none),
+                )
+            )
+    return points
+
+
+def _emitted_per_pass(replays: Sequence[Replay]) -> float:
+    passes = sum(len(run.steps) for run in replays)
+    return sum(run.num_tokens for run in replays) / max(1, passes)

@@ -1,0 +1,263 @@
+"""The parts of an advice: acceptance, roles, walk, systems, filling, verdict, recommendation."""
+
+import numpy as np
+import pytest
+import yaml
+
+from hvd_ray.advise.acceptance import (
+    ASSUMED,
+    assumed_acceptance,
+    measured_acceptance,
+    parse_acceptance,
+)
+from hvd_ray.advise.contestants import Contestant, Field, contestants
+from hvd_ray.advise.filling import filling_of
+from hvd_ray.advise.judging import ALL, Row, judge
+from hvd_ray.advise.loading import load_points
+from hvd_ray.advise.lookups import walk
+from hvd_ray.advise.material import deal_roles
+from hvd_ray.advise.recommend import HEAD, PREDICTOR, Setting, recommend
+from hvd_ray.advise.verdict import WorkloadVerdict, verdict_of
+from hvd_ray.config import Config, SuffixConfig
+from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.engines.toy import ToyCodec
+from hvd_ray.errors import UserError
+from hvd_ray.payoff.cost import RowCosts
+from hvd_ray.payoff.cost_load import LoadedCosts
+from hvd_ray.payoff.cost_policy import CostPolicy
+from hvd_ray.payoff.features import FeatureExtractor
+from hvd_ray.payoff.policy import AlwaysCache
+from hvd_ray.payoff.token_classes import TokenClasses
+from hvd_ray.serving.settings import serve_config
+from hvd_ray.traces.replay import replay, summarize
+from hvd_ray.types import Source, Step
+from hvd_ray.vllm_plugin.options import read_options
+
+COSTS = LoadedCosts(RowCosts((1, 64), (10.0, 10.0)))
+
+
+@pytest.fixture(scope="module")
+def walked(traffic):
+    roles = deal_roles(
+        traffic, sides="test", is_learning=True, judged_tokens=10_000, learned_tokens=10_000
+    )
+    extractor = FeatureExtractor(TokenClasses.from_codec(ToyCodec(), 5000))
+    return walk(traffic, roles, suffix=SuffixConfig(), extractor=extractor, on_trace=lambda _: None)
+
+
+# -- acceptance --------------------------------------------------------------------------------
+
+
+def test_the_assumption_is_the_prior_of_the_cost_policy():
+    assert CostPolicy(None, None).model_acceptance == ASSUMED
+
+
+def test_drawn_acceptance_has_the_chances_it_was_given(traffic):
+    head = parse_acceptance("0.8,0.5")
+    accepted = np.concatenate([head.drafts(t, seed=1).accepted_len_T for t in traffic * 3])
+    assert (accepted >= 1).mean() == pytest.approx(0.8, abs=0.03)
+    assert (accepted >= 2).mean() == pytest.approx(0.4, abs=0.03)
+    assert head.emitted_per_pass == pytest.approx(2.2)
+    again = head.drafts(traffic[0], seed=1).accepted_len_T
+    assert (again == head.drafts(traffic[0], seed=1).accepted_len_T).all()
+
+
+def test_measured_acceptance_counts_conditional_chances():
+    def step(drafted, accepted, source=Source.EAGLE3):
+        return Step(0, 0, source, drafted, accepted, accepted + 1)
+
+    steps = [[step(2, 2), step(2, 1), step(2, 0)], [step(1, 1), step(5, 5, Source.SUFFIX)]]
+    head = measured_acceptance(steps, basis="here")
+    assert head.chances == (0.75, 0.5)
+    assert not head.is_assumed
+    with pytest.raises(UserError, match="eagle3"):
+        measured_acceptance([[step(5, 5, Source.SUFFIX)]], basis="here")
+
+
+@pytest.mark.parametrize("text", ["", "high", "0.5,1.2", "0.5,-1"])
+def test_what_is_no_chance_is_refused(text):
+    with pytest.raises(UserError, match="--eagle3"):
+        parse_acceptance(text)
+
+
+# -- who learns and who judges -----------------------------------------------------------------
+
+
+def test_sessions_are_whole_and_every_workload_has_its_share(traffic):
+    roles = deal_roles(
+        traffic, sides="test", is_learning=True, judged_tokens=500, learned_tokens=200
+    )
+    assert not roles.judged & roles.learning
+    for chosen, split in ((roles.judged, "test"), (roles.learning, "train")):
+        mine = [t for t in traffic if t.trace_id in chosen]
+        assert {t.split for t in mine} == {split}
+        assert {t.workload for t in mine} == {"tools", "chat"}
+        assert len(mine) == 3 * len({t.session_id for t in mine})
+    num_judged = sum(len(t.output_token_ids) for t in traffic if t.trace_id in roles.judged)
+    assert 500 <= num_judged < 900
+
+
+def test_a_log_without_two_sides_teaches_nothing(traffic):
+    train = [t for t in traffic if t.split == "train"]
+    budgets = {"judged_tokens": 100, "learned_tokens": 100}
+    with pytest.raises(UserError, match="--predictor none --split all"):
+        deal_roles(train, sides="test", is_learning=True, **budgets)
+    assert deal_roles(train, sides="all", is_learning=False, **budgets).judged
+
+
+# -- the walk and the systems ------------------------------------------------------------------
+
+
+def test_recorded_look_ups_replay_as_the_cache_itself_would(walked, traffic):
+    judged = {item.trace.trace_id for item in walked.judged}
+    drafter = SuffixDrafter()
+    live = [replay(t, AlwaysCache(), drafter=drafter) for t in traffic]
+    expected = [run.steps for run in live if run.trace_id in judged]
+    system = Contestant("suffix", AlwaysCache())
+    found = Field(walked.judged, None, Config()).replays(system, COSTS)
+    assert [run.steps for run in found] == expected
+
+
+def test_rows_hold_what_the_replays_say_and_the_oracle_leads(walked):
+    head = assumed_acceptance()
+    field = Field(walked.judged, head, Config())
+    traces = [item.trace for item in walked.judged]
+    rows: list[Row] = []
+    for system in contestants(Config(), estimator=None, costs=COSTS, head=head):
+        replays = field.replays(system, COSTS)
+        rows += judge(system, replays, traces, costs=COSTS, is_assumed=False, seed=0)
+        whole = next(r for r in rows if (r.system, r.workload) == (system.name, ALL))
+        assert whole.emitted_per_pass == pytest.approx(summarize(replays).emitted_per_pass)
+        assert whole.speedup == pytest.approx(whole.emitted_per_pass), "every pass costs the same"
+    by_name = {row.system: row for row in rows if row.workload == "tools"}
+    assert by_name["greedy"].speedup == pytest.approx(1)
+    assert by_name["suffix"].speedup > 2
+    assert by_name["oracle"].speedup >= by_name["suffix"].speedup
+    assert by_name["oracle+head"].speedup >= by_name["rule_match+head"].speedup
+    low, high = by_name["suffix"].speedup_ci
+    assert low < by_name["suffix"].speedup < high
+
+
+def test_the_cache_fills_and_a_larger_one_is_no_worse(walked, traffic):
+    suffix = Contestant("suffix", AlwaysCache())
+    with_all = Field(walked.judged, None, Config()).replays(suffix, COSTS)
+    filling = filling_of(
+        traffic, walked.judged, with_all=with_all, suffix=SuffixConfig(), on_cap=lambda _: None
+    )
+    assert filling.caps[0].max_cached_tokens == 1
+    assert filling.caps[-1].emitted_per_pass > filling.caps[0].emitted_per_pass
+    assert filling.history_gain > 1
+    assert filling.caps[0].emitted_per_pass < filling.caps[-1].emitted_per_pass
+    first = filling.fills[0]
+    assert (first.outputs_from, first.requests) == (0, 1)
+    assert first.emitted_per_pass == first.emitted_with_empty_cache, "nothing is cached yet"
+    assert sum(point.requests for point in filling.fills) == len(walked.judged)
+
+
+def test_the_gain_shrinks_as_concurrency_grows(walked):
+    suffix = Contestant("suffix", AlwaysCache())
+    replays = Field(walked.judged, None, Config()).replays(suffix, COSTS)
+    table = RowCosts((1, 32, 64), (10.0, 10.0, 20.0))
+    points = load_points(
+        [(suffix, replays)], table, redecided=lambda _: [], is_assumed=lambda _: False
+    )
+    gains = [round(point.speedup, 9) for point in points]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 1.3 > gains[-1]
+    assert points[-1].is_beyond_table
+    assert not points[0].is_beyond_table
+
+
+# -- the verdict -------------------------------------------------------------------------------
+
+
+def row(system, speedup, ci, *, workload=ALL, uses_head=False) -> Row:
+    return Row(
+        workload, system, uses_head, uses_head, 9, 9, 900, 300, speedup, ci, speedup, ci,
+        "session", 0, 0, {"none": 1.0}, None, None,
+    )  # fmt: skip
+
+
+def test_it_can_say_that_it_will_not_help():
+    rows = [row("greedy", 1, (1, 1)), row("suffix", 1.05, (1.01, 1.09)), row("oracle", 3, (2, 4))]
+    verdict = verdict_of(rows, concurrency=8, head_is_at_hand=False)
+    assert verdict.overall.kind == "will not help"
+    assert verdict.lines[0].startswith("It will not help you")
+    assert "concurrency 8" in verdict.lines[0]
+
+
+def test_the_simplest_of_the_best_is_advised_and_assumed_heads_are_not():
+    rows = [
+        row("greedy", 1, (1, 1)),
+        row("suffix", 1.99, (1.7, 2.3)),
+        row("hvd_cost", 2.0, (1.7, 2.3)),
+        row("hvd_cost+head", 2.6, (2.0, 3.0), uses_head=True),
+    ]
+    verdict = verdict_of(rows, concurrency=1, head_is_at_hand=False)
+    assert (verdict.overall.kind, verdict.overall.system) == ("helps", "suffix")
+    assert any("hvd_cost+head to 2.60x" in line for line in verdict.lines)
+    measured = verdict_of(rows, concurrency=1, head_is_at_hand=True)
+    assert measured.overall.system == "hvd_cost+head"
+
+
+@pytest.mark.parametrize("ci", [None, (0.9, 3.0)])
+def test_without_evidence_it_may_help(ci):
+    verdict = verdict_of([row("suffix", 1.8, ci)], concurrency=1, head_is_at_hand=False)
+    assert verdict.overall.kind == "may help"
+
+
+def test_workloads_are_told_apart():
+    rows = [
+        row("suffix", 1.5, (1.2, 1.9)),
+        row("suffix", 2.0, (1.5, 2.5), workload="tools"),
+        row("suffix", 1.0, (0.9, 1.1), workload="maths"),
+    ]
+    lines = verdict_of(rows, concurrency=1, head_is_at_hand=False).lines
+    assert "It helps on tools (suffix 2.00x)." in lines
+    assert "It will not help on maths (suffix 1.00x)." in lines
+
+
+# -- what to type ------------------------------------------------------------------------------
+
+
+def advised(system, kind="helps"):
+    setting = Setting(Config(), "smollm2-135m", None, None, 32_000, 80.0, 4)
+    return recommend(WorkloadVerdict(ALL, kind, system, 2.0, (1.5, 2.5)), setting)
+
+
+def test_stock_systems_need_no_plugin():
+    found = advised("suffix")
+    assert found.speculative_config["method"] == "suffix"
+    assert found.speculative_config["suffix_decoding_max_cached_requests"] == 400
+    assert found.additional_config is None
+    assert found.placeholders == ()
+    assert advised("ngram").speculative_config["prompt_lookup_max"] == 5
+
+
+def test_ours_go_through_the_plugin_and_name_what_is_missing():
+    found = advised("hvd_cost+head")
+    assert found.speculative_config["method"] == "eagle3"
+    section = found.additional_config["hvd"]
+    assert (section["policy"], section["eagle3_tokens"]) == ("cost", 4)
+    assert section["cache"] == {"max_cached_tokens": 32_000}
+    assert set(found.placeholders) == {HEAD, PREDICTOR}
+    assert "import_path: hvd_ray.serving.app:build" in found.serve_yaml
+    assert "max_cached_tokens: 32000" in found.serve_yaml
+
+
+@pytest.mark.parametrize(
+    "system", ["suffix", "ngram", "rule_match", "hvd_tau", "hvd_cost", "hvd_cost+head"]
+)
+def test_what_is_advised_is_what_serve_and_the_plugin_take(system):
+    found = advised(system)
+    (application,) = yaml.safe_load(found.serve_yaml)["applications"]
+    assert serve_config(application["args"]).policy.name == system.removesuffix("+head")
+    options = read_options(found.additional_config)
+    if found.additional_config is not None:
+        assert options.system == system.removesuffix("+head")
+
+
+def test_nothing_is_turned_on_where_it_does_not_help():
+    found = advised("suffix", kind="will not help")
+    assert found.speculative_config is None
+    assert found.vllm_command == "vllm serve smollm2-135m"
