@@ -47,6 +47,20 @@ def bench(
     workloads: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Shipped workloads, by comma. Default: all.")
     ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="paper",
+            help="The papers' comparison: all systems and rivals on every file of --prompts-dir, "
+            "cold and warm, resumable; --out is the folder it fills.",
+        ),
+    ] = None,
+    prompts_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The suite's prompt files. Default: ../shared/data/prompts."
+        ),
+    ] = None,
     split: Annotated[str, typer.Option(help="train, test or all, of files with splits.")] = "test",
     limit: Annotated[
         int | None, typer.Option(metavar="N", help="At most N prompts of each workload.")
@@ -58,12 +72,12 @@ def bench(
         float | None, typer.Option(help="For every prompt. Default: the prompt's own, or 0.")
     ] = None,
     cache: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="cold: empty at the start of a workload; warm: filled with the outputs of its "
-            "train prompts before; both."
+            help="cold (default): empty at the start of a workload; warm: filled with the outputs "
+            "of its train prompts before; both (default of a suite)."
         ),
-    ] = "cold",
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32.")] = None,
     engine: Annotated[str, typer.Option(help="torch.")] = "torch",
     predictor: Annotated[
@@ -90,7 +104,8 @@ def bench(
 
     names, settings = sorted_out(more or ())
     files, named = places(names, prompts=prompts or (), workloads=workloads)
-    if out is not None:
+    _refuse_unsuited(suite, prompts_dir, files, named, micro=micro, track=track)
+    if out is not None and suite is None:
         check_writable(out)
     if dtype is not None:
         settings.append(f"dtype={dtype}")
@@ -107,11 +122,14 @@ def bench(
         limit=limit,
         max_tokens=max_tokens,
         temperature=temperature,
-        cache=cache,  # type: ignore[arg-type]
+        cache=cache or ("cold" if suite is None else "both"),  # type: ignore[arg-type]
         engine=engine,
     )
     running = SYSTEMS if options.systems is None else options.systems
     loaded = load_config(config, settings, policies=running)
+    if suite is not None:
+        _answer_suite(options, loaded, prompts_dir, as_json=as_json, out=out)
+        return
     result = _measured(options, loaded, track=track)
     _answer(result, as_json=as_json, out=out)
 
@@ -129,6 +147,62 @@ def _measured(options: BenchOptions, config: Config, *, track: bool) -> BenchRes
             result = run_bench(options, config, progress=progress)
             _remember(result, tracker)
             return result
+
+
+def _refuse_unsuited(
+    suite: str | None,
+    prompts_dir: Path | None,
+    files: Sequence[Path],
+    named: Sequence[str],
+    *,
+    micro: bool,
+    track: bool,
+) -> None:
+    """What makes no sense together.
+
+    Raises:
+        UserError: naming it.
+    """
+    from hvd_ray.paper.suite import SUITES
+
+    if suite is None:
+        if prompts_dir is not None:
+            raise UserError("--prompts-dir is for --suite paper; without it give --prompts FILE...")
+        return
+    if suite not in SUITES:
+        raise UserError(f"--suite {suite!r}: unknown; there is {', '.join(SUITES)}")
+    if files or named or micro or track:
+        raise UserError(
+            "--suite brings its own prompts: no --prompts, --workloads, --micro, --track"
+        )
+
+
+def _answer_suite(
+    options: BenchOptions,
+    config: Config,
+    prompts_dir: Path | None,
+    *,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    from rich.console import Console
+
+    from hvd_ray.bench.terminal import terminal_report
+    from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.paper.report import write_paper
+    from hvd_ray.paper.suite import RESULT, run_suite, suite_options
+
+    folder = Path("paper") if out is None else out
+    places = Path("../shared/data/prompts") if prompts_dir is None else prompts_dir
+    suited = suite_options(options, prompts_dir=places, out=folder)
+    with shown_progress("requests") as progress:
+        result, own = run_suite(suited, config, progress=progress)
+    written = [folder / RESULT, *write_paper(folder, result, own)]
+    if as_json:
+        print(json.dumps({**result.as_json(), "paper": own}, indent=2, allow_nan=False))
+        return
+    Console().print(terminal_report(result))
+    print("\n".join(f"written: {path}" for path in written))
 
 
 def _remember(result: BenchResult, tracker: Tracker) -> None:

@@ -1,28 +1,39 @@
-"""`hvd report`: tables and plots from the results of `hvd bench`."""
+"""`hvd report`: Markdown, plots and a page from what bench, suite, sweep and labels have found."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hvd_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from hvd_ray.bench.result import BenchResult
+    from hvd_ray.paper.transfer import TransferCell
+
+EXAMPLE = "Example: `hvd report bf16.json float32.json --out docs/bench --readme README.md`"
+PAGE = "report.html"
+
 
 def register(app: typer.Typer) -> None:
-    app.command(
-        "report",
-        epilog="Example: `hvd report bf16.json float32.json --out docs/bench --readme README.md`",
-    )(report)
+    app.command("report", epilog=EXAMPLE)(report)
 
 
 def report(
     results: Annotated[
-        list[Path], typer.Argument(metavar="RESULT.json...", help="Results of `hvd bench --out`.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RESULT.json]...", help="Results of `hvd bench --out`, paper.json of a suite."
+        ),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write bench.md and the plots there.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write bench.md, the plots and report.html there."),
     ] = None,
     readme: Annotated[
         Path | None,
@@ -31,22 +42,72 @@ def report(
             help="Put the tables between the comments `bench:begin` and `bench:end` there.",
         ),
     ] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Instead: draw the page of a folder of `hvd tune`."),
+    ] = None,
+    transfer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LABELS_DIR",
+            help="Instead: train predictors on each kind of work and test them on the others.",
+        ),
+    ] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --transfer: the labelled traces, which name each workload's family.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Say in JSON what was written; without --out, the rows.")
     ] = False,
 ) -> None:
-    """Show results as Markdown, or write them with their plots."""
-    from hvd_ray.bench.report import check_readme, markdown_report, update_readme, write_report
+    """Show results as Markdown, or write them with their plots and as one page."""
+    _refuse_mixed(results, out, readme, sweep, transfer, traces)
+    if sweep is not None:
+        _draw_sweep(sweep, as_json=as_json)
+    elif transfer is not None:
+        _transfer(transfer, traces, out, as_json=as_json)
+    else:
+        _report(results or [], out, readme, as_json=as_json)
+
+
+def _refuse_mixed(
+    results: Sequence[Path] | None,
+    out: Path | None,
+    readme: Path | None,
+    sweep: Path | None,
+    transfer: Path | None,
+    traces: Path | None,
+) -> None:
+    kinds = [bool(results), sweep is not None, transfer is not None]
+    if sum(kinds) != 1:
+        raise UserError("give results of `hvd bench`, or --sweep DIR, or --transfer LABELS_DIR")
+    if sweep is not None and out is not None:
+        raise UserError("--sweep draws the page into the sweep's own folder: leave --out away")
+    if readme is not None and not results:
+        raise UserError("--readme takes the tables of results of `hvd bench`: name some")
+    if traces is not None and transfer is None:
+        raise UserError("--traces is for --transfer")
+
+
+# -- results of the bench ---------------------------------------------------------------------
+
+
+def _report(
+    results: Sequence[Path], out: Path | None, readme: Path | None, *, as_json: bool
+) -> None:
+    from hvd_ray.bench.report import check_readme, markdown_report, update_readme
     from hvd_ray.bench.result import check_writable, read_result
 
     read = [read_result(path) for path in results]
+    own = [_own_part(path) for path in results]
     if readme is not None:
         check_readme(readme)
         check_writable(readme)
-    written: list[Path] = []
-    if out is not None:
-        check_writable(out / "bench.md")
-        written += write_report(read, out)
+    written = _written(read, own, out) if out is not None else []
     if readme is not None:
         plots = [path for path in written if path.suffix == ".png"]
         links = [Path(os.path.relpath(path, readme.parent)).as_posix() for path in plots]
@@ -59,3 +120,87 @@ def report(
         print("\n".join(f"written: {path}" for path in written))
     else:
         print(markdown_report(read), end="")
+
+
+def _own_part(path: Path) -> Mapping[str, Any] | None:
+    """What a suite has beside the bench's rows."""
+    own = json.loads(path.read_text(encoding="utf-8")).get("paper")
+    return own if isinstance(own, dict) else None
+
+
+def _written(
+    results: Sequence[BenchResult], own: Sequence[Mapping[str, Any] | None], out: Path
+) -> list[Path]:
+    from hvd_ray.bench.page import write_bench_page
+    from hvd_ray.bench.report import write_report
+    from hvd_ray.bench.result import check_writable
+    from hvd_ray.home import atomic_path
+    from hvd_ray.paper.report import MARKDOWN, own_markdown, paper_sections
+
+    check_writable(out / "bench.md")
+    written = write_report(results, out)
+    pairs = list(zip(results, own, strict=True))
+    more = [paper_sections(result, part) if part is not None else [] for result, part in pairs]
+    write_bench_page(out / PAGE, results, more)
+    written.append(out / PAGE)
+    texts = [own_markdown(result, part) for result, part in pairs if part is not None]
+    if texts:
+        with atomic_path(out / MARKDOWN) as draft:
+            draft.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+        written.append(out / MARKDOWN)
+    return written
+
+
+# -- the others -------------------------------------------------------------------------------
+
+
+def _draw_sweep(folder: Path, *, as_json: bool) -> None:
+    from hvd_ray.tuning.folder import SweepFolder
+    from hvd_ray.tuning.page import write_page
+
+    place = SweepFolder(folder)
+    write_page(place.page, place.read_result())
+    found = {"written": [str(place.page)]}
+    print(json.dumps(found) if as_json else f"written: {place.page}")
+
+
+def _transfer(labels: Path, traces: Path | None, out: Path | None, *, as_json: bool) -> None:
+    from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.paper.transfer import read_groups, transfer_json, transfer_markdown, transfer_table
+    from hvd_ray.payoff.training import TrainingSettings
+    from hvd_ray.provenance import provenance
+
+    found, groups = read_groups(labels, traces)
+    settings = TrainingSettings(kind="survival")
+    with shown_progress("predictors") as progress:
+        cells = transfer_table(
+            found,
+            groups,
+            settings,
+            on_group=lambda name: progress.stage(f"learning from {name}"),
+        )
+    tree = transfer_json(cells, provenance(labels=labels.name, groups=groups))
+    written = [] if out is None else _write_transfer(out, cells, tree)
+    if as_json:
+        print(json.dumps(tree, indent=2, allow_nan=False))
+    elif written:
+        print("\n".join(f"written: {path}" for path in written))
+    else:
+        print(transfer_markdown(cells))
+
+
+def _write_transfer(
+    out: Path, cells: Sequence[TransferCell], tree: Mapping[str, Any]
+) -> list[Path]:
+    from hvd_ray.home import atomic_path
+    from hvd_ray.paper.transfer import transfer_markdown, write_transfer_page
+
+    texts = {
+        out / "transfer.json": json.dumps(tree, indent=2, allow_nan=False) + "\n",
+        out / "transfer.md": transfer_markdown(cells) + "\n",
+    }
+    for path, text in texts.items():
+        with atomic_path(path) as draft:
+            draft.write_text(text, encoding="utf-8")
+    write_transfer_page(out / "transfer.html", cells)
+    return [*texts, out / "transfer.html"]

@@ -106,7 +106,9 @@ def test_report_makes_tables_and_plots_of_a_result(hvd, tiny_llama_path, prompt_
         readme.write("before\n<!-- bench:begin -->\n<!-- bench:end -->\nafter\n")
     code, out, err = hvd("report", "r.json", "--out", "docs", "--readme", "README.md")
     assert code == 0, err
-    assert out.count("written: ") == 3
+    assert out.count("written: ") == 4
+    with open("docs/report.html") as page:
+        assert "<svg" in page.read()
     with open("README.md") as readme:
         text = readme.read()
     assert text.startswith("before\n")
@@ -115,9 +117,49 @@ def test_report_makes_tables_and_plots_of_a_result(hvd, tiny_llama_path, prompt_
     assert "](docs/speedup-1-bfloat16.png)" in text
 
 
+def test_a_suite_is_resumed_and_reported(hvd, tiny_llama_path, prompt_file, tmp_path):
+    (tmp_path / "set").mkdir()
+    prompt_file.rename(tmp_path / "set" / "all.jsonl")
+    command = (
+        *("bench", "--suite", "paper", "--prompts-dir", tmp_path / "set", "--limit", 1),
+        *("--max-tokens", 8, "--systems", "suffix,hf_prompt_lookup,hf_assisted"),
+        *("--out", "paper", "--dtype", "float32", f"model={tiny_llama_path}"),
+    )
+    code, out, err = hvd(*command)
+    assert code == 0, err
+    cells = sorted(tmp_path.glob("here/paper/cells/*/*.json"))
+    assert len(cells) == 2, "a prompt of each workload"
+    before = [cell.stat().st_mtime_ns for cell in cells]
+    cells[0].unlink()
+    code, out, err = hvd(*command, "--json")
+    assert code == 0, err
+    assert cells[0].stat().st_mtime_ns > before[0]
+    assert cells[1].stat().st_mtime_ns == before[1], "what was measured is not measured again"
+    tree = json.loads(out)
+    arms = {(row["system"], row["cache"]) for row in tree["rows"]}
+    assert arms == {
+        *(("greedy", "none"), ("suffix", "cold"), ("suffix", "warm")),
+        *(("hf_prompt_lookup", "none"), ("hf_assisted", "none")),
+    }
+    assert "transformers" in tree["provenance"]["rivals"]["hf_assisted"]
+    assert tree["paper"]["cycle_costs"]
+    code, _, err = hvd(*command, "--max-tokens", 9)
+    assert code == 2
+    assert "max_tokens" in err
+    code, out, err = hvd("report", "paper/paper.json", "--out", "pages")
+    assert code == 0, err
+    for page in ("paper/paper.html", "pages/report.html"):
+        with open(page) as file:
+            assert "Beside the papers" in file.read()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--suite", "thesis"], "there is paper"),
+        (["--suite", "paper", "--workloads", "doc_edit"], "own prompts"),
+        (["--suite", "paper", "--prompts-dir", "nowhere"], "holds no *.jsonl"),
+        (["--prompts-dir", "nowhere"], "--suite paper"),
         (["--systems", "warp"], "unknown; choose from greedy, ngram"),
         (["--workloads", "nonsense"], "known are doc_edit"),
         (["--limit", "0"], "--limit must be 1 or more, got 0"),

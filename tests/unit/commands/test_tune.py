@@ -62,3 +62,13 @@ def test_the_page_of_a_finished_sweep_is_drawn_again(capsys: Captured, tmp_path:
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert answer == {"page": str(folder.page)}
     assert "data-trial" in folder.page.read_text(encoding="utf-8")
+
+
+def test_report_draws_it_too(capsys: Captured, tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    write_json(folder.result, RESULT)
+    with pytest.raises(SystemExit) as stop:
+        main(["report", "--sweep", str(tmp_path), "--json"])
+    assert stop.value.code == 0
+    assert json.loads(capsys.readouterr().out) == {"written": [str(folder.page)]}
+    assert "data-trial" in folder.page.read_text(encoding="utf-8")

@@ -1,0 +1,150 @@
+"""The suite's own tables, as headings, captions and cells; Markdown and the page share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_ray.bench.report import percent
+from hvd_ray.bench.result import BenchResult
+from hvd_ray.paper.beside import OURS, PAPERS_OWN, beside, wins
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table with what it says."""
+
+    heading: str
+    caption: str
+    head: Sequence[str]
+    body: Sequence[Sequence[str]]
+
+
+def paper_tables(result: BenchResult, own: Mapping[str, Any]) -> list[Table]:
+    """Those that this run has figures for."""
+    return [*_compared(result, own), *_cycles(own), *_predicted(own), *_replayed(own)]
+
+
+def _compared(result: BenchResult, own: Mapping[str, Any]) -> Iterator[Table]:
+    rows = beside(result, own)
+    yield Table(
+        "Beside the papers",
+        "Theirs are of other models on an H100 and stand here for orientation: [A] abstract, "
+        "[N] notes on the full text, unchecked.",
+        ["figure", "theirs", "ours", "from"],
+        [[r.published.words, f"{r.published.value} {r.published.tag}", r.ours, r.published.paper]
+         for r in rows],
+    )  # fmt: skip
+    for system in (OURS, PAPERS_OWN):
+        won = wins(result, system)
+        if won:
+            yield Table(
+                f"Workloads on which {system} is faster",
+                "By tokens per second, cold cache; without regard to intervals.",
+                ["than", "faster on", "of"],
+                [[rival, str(faster), str(total)] for rival, faster, total in won],
+            )
+
+
+def _cycles(own: Mapping[str, Any]) -> Iterator[Table]:
+    yield Table(
+        "What a cycle costs",
+        "Means in milliseconds, without the first cycle of a request, which also reads the prompt. "
+        "Drafting holds look-up, decision and the drafter's own passes.",
+        ["system", "cache", "cycles", "drafting", "target pass", "cycle"],
+        [
+            [c["system"], c["cache"], f"{c['cycles']:,}"]
+            + [f"{c[name]:.2f}" for name in ("draft_ms", "verify_ms", "total_ms")]
+            for c in own["cycle_costs"]
+        ],
+    )
+    classes = own["length_classes"]
+    yield Table(
+        "How long drafts were accepted",
+        "Verified drafts of the cache by accepted length, in percent; high: 6 or more.",
+        ["system", "cache", "workload", "drafts", "high", *classes],
+        [
+            [p["system"], p["cache"], p["workload"], f"{p['drafts']:,}", percent(p["high_share"])]
+            + [f"{100 * count / p['drafts']:.0f}" for count in p["counts"]]
+            for p in own["payoffs"]
+        ],
+    )
+    yield Table(
+        "How long drafts were, by source",
+        "Number of drafts of each length.",
+        ["system and cache", "source", *classes],
+        [
+            [arm, source, *(f"{count:,}" for count in counts)]
+            for arm, sources in own["draft_lengths"].items()
+            for source, counts in sources.items()
+        ],
+    )
+
+
+def _predicted(own: Mapping[str, Any]) -> Iterator[Table]:
+    if not own.get("predictor"):
+        return
+    yield Table(
+        "The payoff predictor",
+        "Accepted length of 6 or more, on every position of plain decoding's outputs with a draft.",
+        ["workload", "judge", "positions", ">= 6", "precision", "recall", "AP", "calibration"],
+        [
+            [row["workload"], row["judge"], f"{row['num_positions']:,}", percent(row["base_rate"])]
+            + [_figure(row[k]) for k in ("precision", "recall", "average_precision")]
+            + [_figure(row["calibration_error"])]
+            for row in own["predictor"]
+        ],
+    )
+    yield Table(
+        "Reliability",
+        "Positions in classes of as many each, by expected accepted length.",
+        ["class", "expected", "accepted", ">= 6"],
+        [
+            [
+                str(index + 1),
+                f"{p['expected']:.2f}",
+                f"{p['accepted']:.2f}",
+                percent(p["high_share"]),
+            ]
+            for index, p in enumerate(own["reliability"])
+        ],
+    )
+
+
+def _replayed(own: Mapping[str, Any]) -> Iterator[Table]:
+    if own.get("taus"):
+        unit = "speed-up" if own["costs_are_measured"] else "passes saved"
+        yield Table(
+            "Speed against tau",
+            f"hvd_tau without a head, replayed; {unit} over plain decoding.",
+            ["tau", "emitted per pass", unit, "precision", "recall", "from the cache"],
+            [
+                [
+                    f"{p['tau']:g}",
+                    f"{p['emitted_per_pass']:.2f}",
+                    f"{p['speedup']:.2f}",
+                    _figure(p["precision"]),
+                    _figure(p["recall"]),
+                    percent(p["source_share"].get("suffix", 0.0)),
+                ]
+                for p in own["taus"]
+            ],
+        )
+    if own.get("filling"):
+        yield Table(
+            "Growth with the cache",
+            "suffix, replayed: emitted per pass by the output tokens that the cache may hold.",
+            ["output tokens", "emitted per pass"],
+            [
+                [
+                    "none" if p["max_cached_tokens"] == 1 else f"{p['max_cached_tokens']:,}",
+                    f"{p['emitted_per_pass']:.2f}",
+                ]
+                for p in own["filling"]["caps"]
+            ],
+        )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,154 @@
+"""A predictor trained on one kind of work and tested on another: does it carry over?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ray.bench.report import markdown_table
+from hvd_ray.errors import UserError
+from hvd_ray.home import atomic_path
+from hvd_ray.pages.document import Markup, document, section, table
+from hvd_ray.payoff.dataset import Labels, LabelSet, read_labels_table
+from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION, SCORE_INDEX
+from hvd_ray.payoff.quality import quality
+from hvd_ray.payoff.training import TrainingSettings, train_predictor
+from hvd_ray.traces.store import read_labels, read_traces
+
+EVERYTHING = "all"
+SCORE = "the cache's score"
+"""Learns nothing: what a predictor has to beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCell:
+    """One predictor on one group's test sessions."""
+
+    trained_on: str
+    tested_on: str
+    positions: int
+    precision: float | None
+    recall: float | None
+    average_precision: float | None
+
+
+def read_groups(labels: Path, traces: Path | None) -> tuple[Labels, dict[str, str]]:
+    """Labels, and to which group each of their workloads belongs: its family, else itself.
+
+    Raises:
+        UserError: there are no labels, or no traces, or fewer than two groups.
+    """
+    table_ = read_labels(labels, feature_names=FEATURE_NAMES, feature_version=FEATURE_VERSION)
+    found = read_labels_table(table_)
+    names = {str(name) for name in np.unique(found.train.workload_N)}
+    families = {} if traces is None else {t.workload: t.family for t in read_traces(traces)}
+    groups = {name: families.get(name) or name for name in sorted(names)}
+    if len(set(groups.values())) < 2:
+        raise UserError(
+            f"{labels}: one kind of work only ({', '.join(set(groups.values()))}); a transfer "
+            "needs two, so label traces of several workloads"
+        )
+    return found, groups
+
+
+def transfer_table(
+    labels: Labels,
+    groups: Mapping[str, str],
+    settings: TrainingSettings,
+    *,
+    on_group: Callable[[str], None] = lambda _name: None,
+) -> list[TransferCell]:
+    """Train on each group's train sessions, and on all, and test each on every group.
+
+    Args:
+        labels: of several workloads.
+        groups: of each workload.
+        settings: of the training.
+        on_group: hears of each group that is about to be learned.
+    """
+    train_N, test_N = (_groups_of(part, groups) for part in (labels.train, labels.test))
+    names = [name for name in sorted(set(groups.values())) if (test_N == name).any()]
+    cells = []
+    for learned in (*names, EVERYTHING):
+        mask_N = (train_N == learned) | (learned == EVERYTHING)
+        if not mask_N.any():
+            continue
+        on_group(learned)
+        mine = replace(labels, train=labels.train.select(mask_N))
+        predictor = train_predictor(mine, settings).predictor
+        estimate_N = predictor.predict(labels.test.features_NF).expected_B
+        cells += _cells(learned, estimate_N, labels.test, test_N, names, tau=settings.tau)
+    score_N = labels.test.features_NF[:, SCORE_INDEX]
+    return [*cells, *_cells(SCORE, score_N, labels.test, test_N, names, tau=settings.tau)]
+
+
+def transfer_json(cells: Sequence[TransferCell], about: Mapping[str, Any]) -> dict[str, Any]:
+    return {"format": 1, "cells": [asdict(cell) for cell in cells], "provenance": dict(about)}
+
+
+def transfer_markdown(cells: Sequence[TransferCell]) -> str:
+    """Precision / recall / average precision; trained on down, tested on across."""
+    return "\n\n".join(
+        ["# Transfer of the payoff predictor", _CAPTION, markdown_table(*_grid(cells))]
+    )
+
+
+def write_transfer_page(path: Path, cells: Sequence[TransferCell]) -> None:
+    head, body = _grid(cells)
+    part: Markup = section("Transfer", table(head, body), caption=_CAPTION)
+    with atomic_path(path) as draft:
+        draft.write_text(document("Transfer of the payoff predictor", part), encoding="utf-8")
+
+
+_CAPTION = (
+    "Precision / recall / average precision at an accepted length of 6 or more, on the test "
+    "sessions of each kind of work; rows by what the predictor learned from."
+)
+
+
+def _grid(cells: Sequence[TransferCell]) -> tuple[list[str], list[list[str]]]:
+    rows = list(dict.fromkeys(cell.trained_on for cell in cells))
+    columns = list(dict.fromkeys(cell.tested_on for cell in cells))
+    found = {(cell.trained_on, cell.tested_on): cell for cell in cells}
+    body = [[row, *(_words(found[row, column]) for column in columns)] for row in rows]
+    return ["trained on \\ tested on", *columns], body
+
+
+def _words(cell: TransferCell) -> str:
+    figures = (cell.precision, cell.recall, cell.average_precision)
+    return " / ".join("-" if figure is None else f"{figure:.2f}" for figure in figures)
+
+
+def _groups_of(labels: LabelSet, groups: Mapping[str, str]) -> NDArray[np.str_]:
+    return np.array([groups.get(str(name), "") for name in labels.workload_N], dtype=np.str_)
+
+
+def _cells(
+    trained_on: str,
+    estimate_N: Any,
+    test: LabelSet,
+    group_N: NDArray[np.str_],
+    names: Sequence[str],
+    *,
+    tau: float,
+) -> list[TransferCell]:
+    cells = []
+    for name in names:
+        mask_N = group_N == name
+        found = quality(estimate_N[mask_N], test.accepted_N[mask_N], tau=tau)
+        cells.append(
+            TransferCell(
+                trained_on,
+                name,
+                found.num_positions,
+                found.precision,
+                found.recall,
+                found.average_precision,
+            )
+        )
+    return cells
