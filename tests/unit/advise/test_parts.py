@@ -1,5 +1,7 @@
 """The parts of an advice: acceptance, roles, walk, systems, filling, verdict, recommendation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import yaml
@@ -15,7 +17,7 @@ from hvd_ray.advise.filling import filling_of
 from hvd_ray.advise.judging import ALL, Row, judge
 from hvd_ray.advise.loading import load_points
 from hvd_ray.advise.lookups import walk
-from hvd_ray.advise.material import deal_roles
+from hvd_ray.advise.material import deal_roles, read_traffic
 from hvd_ray.advise.recommend import HEAD, PREDICTOR, Setting, recommend
 from hvd_ray.advise.verdict import WorkloadVerdict, verdict_of
 from hvd_ray.config import Config, SuffixConfig
@@ -29,7 +31,9 @@ from hvd_ray.payoff.features import FeatureExtractor
 from hvd_ray.payoff.policy import AlwaysCache
 from hvd_ray.payoff.token_classes import TokenClasses
 from hvd_ray.serving.settings import serve_config
-from hvd_ray.traces.replay import replay, summarize
+from hvd_ray.traces.replay import replay as replay_trace
+from hvd_ray.traces.replay import summarize
+from hvd_ray.traces.store import write_traces
 from hvd_ray.types import Source, Step
 from hvd_ray.vllm_plugin.options import read_options
 
@@ -105,13 +109,50 @@ def test_a_log_without_two_sides_teaches_nothing(traffic):
     assert deal_roles(train, sides="all", is_learning=False, **budgets).judged
 
 
+class Silent:
+    def stage(self, text): ...
+    def expect(self, total): ...
+    def advance(self, done, text): ...
+
+
+def read(*places):
+    return read_traffic(
+        places, tokenizer="toy", import_settings={}, cut_loops=True, progress=Silent()
+    )
+
+
+def test_a_folder_of_traces_is_read_as_it_is(traffic, tmp_path):
+    loop = replace(traffic[0], trace_id="loop", output_token_ids=(1, 2, 3) * 40)
+    failed = replace(traffic[0], trace_id="failed", output_token_ids=(), error="no answer")
+    write_traces([*traffic, loop, failed], tmp_path / "run" / "traces" / "p0.parquet")
+    found = read(tmp_path / "run")
+    assert [t.trace_id for t in found.traces if t.trace_id != "loop"] == [
+        t.trace_id for t in traffic
+    ]
+    assert found.facts["traces_failed"] == 1
+    assert found.facts["traces_looping"] == 1
+    (cut,) = [t for t in found.traces if t.trace_id == "loop"]
+    assert len(cut.output_token_ids) < 20
+
+
+def test_logs_and_traces_are_not_mixed(traffic, tmp_path):
+    write_traces(traffic, tmp_path / "traces" / "p0.parquet")
+    (tmp_path / "log.jsonl").write_text("{}")
+    with pytest.raises(UserError, match="one kind"):
+        read(tmp_path, tmp_path / "log.jsonl")
+    others = [replace(t, tokenizer_sha="other") for t in traffic[:1]]
+    write_traces(others, tmp_path / "traces" / "p1.parquet")
+    with pytest.raises(UserError, match="several tokenizers"):
+        read(tmp_path)
+
+
 # -- the walk and the systems ------------------------------------------------------------------
 
 
 def test_recorded_look_ups_replay_as_the_cache_itself_would(walked, traffic):
     judged = {item.trace.trace_id for item in walked.judged}
     drafter = SuffixDrafter()
-    live = [replay(t, AlwaysCache(), drafter=drafter) for t in traffic]
+    live = [replay_trace(t, AlwaysCache(), drafter=drafter) for t in traffic]
     expected = [run.steps for run in live if run.trace_id in judged]
     system = Contestant("suffix", AlwaysCache())
     found = Field(walked.judged, None, Config()).replays(system, COSTS)
