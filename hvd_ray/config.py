@@ -13,7 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hvd_ray.errors import UserError
 
 PolicyName = Literal[
-    "greedy", "ngram", "suffix", "eagle3", "rule_score", "rule_match", "hvd_tau", "hvd_cost"
+    "greedy",
+    "ngram",
+    "suffix",
+    "eagle3",
+    "eagle3_tree",
+    "rule_score",
+    "rule_match",
+    "hvd_tau",
+    "hvd_cost",
 ]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 Dtype = Literal["float32", "bfloat16"]
@@ -50,6 +58,17 @@ class NgramConfig(_Section):
     max_draft_tokens: Positive = 10
 
 
+class Eagle3TreeConfig(_Section):
+    """Trees of `eagle3_tree`; a pass verifies every node, so a tree pays where rows are cheap."""
+
+    depth: Annotated[int, Field(ge=1, le=32)] = 5
+    """The most tokens on a path."""
+    width: Annotated[int, Field(ge=1, le=32)] = 4
+    """Nodes expanded at each level, and children of each."""
+    total: Annotated[int, Field(ge=1, le=256)] = 16
+    """Nodes in all, the most likely ones."""
+
+
 class Eagle3Config(_Section):
     """The model drafter (EAGLE-3, 2503.01840)."""
 
@@ -59,6 +78,7 @@ class Eagle3Config(_Section):
     """Length of a chain."""
     is_sampled: bool = False
     """Sample drafts of requests with a temperature, instead of taking the head's arg max."""
+    tree: Eagle3TreeConfig = Eagle3TreeConfig()
 
 
 class DraftingConfig(_Section):
@@ -108,6 +128,8 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "policy.costs": ("hvd_cost",),
     "policy.model_draft_tokens": ("rule_score",),
     "policy.min_match": ("rule_match",),
+    "drafting.eagle3.is_sampled": ("eagle3", "rule_score", "rule_match", "hvd_tau", "hvd_cost"),
+    "drafting.eagle3.tree": ("eagle3_tree",),
 }
 
 
@@ -202,16 +224,23 @@ def _one_line(error: ValidationError, where: str) -> str:
 def _warn_of_idle_settings(
     tree: dict[str, Any], name: str, policies: Collection[str] | None
 ) -> None:
-    given = tree.get("policy") or {}
     running = (name,) if policies is None else policies
     idle = [
         key
         for key, users in _USED_BY.items()
-        if key.removeprefix("policy.") in given and not set(users) & set(running)
+        if _is_given(tree, key) and not set(users) & set(running)
     ]
-    if policies is not None and "name" in given:
+    if policies is not None and _is_given(tree, "policy.name"):
         idle.append("policy.name")
     reason = f"policy.name={name}" if policies is None else ", ".join(policies)
     for key in idle:
         message = f"setting {key} has no effect with {reason}"
         warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def _is_given(tree: dict[str, Any], key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(tree, dict) or part not in tree:
+            return False
+        tree = tree[part]
+    return True

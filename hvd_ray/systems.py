@@ -16,7 +16,7 @@ from hvd_ray.drafting.base import Drafter, ModelDrafter
 from hvd_ray.drafting.ngram import NgramDrafter
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.base import Engine
-from hvd_ray.errors import UserError
+from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.cost_policy import CostPolicy, SurvivalEstimator
 from hvd_ray.payoff.policy import (
@@ -50,12 +50,14 @@ class Need(StrEnum):
 NEEDS: Mapping[str, frozenset[Need]] = MappingProxyType(
     {
         "eagle3": frozenset({Need.HEAD}),
+        "eagle3_tree": frozenset({Need.HEAD}),
         "hvd_tau": frozenset({Need.PREDICTOR}),
         "hvd_cost": frozenset({Need.SURVIVAL, Need.COSTS}),
     }
 )
 HYBRIDS = frozenset({"rule_score", "rule_match", "hvd_tau", "hvd_cost"})
 """Systems that fall back to the model drafter where there is one, and to plain decoding else."""
+MODEL_ONLY = frozenset({"eagle3", "eagle3_tree"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def build_policy(system: str, config: Config, parts: Parts = NO_PARTS) -> Policy
         return NeverDraft()
     if system in ("ngram", "suffix"):
         return AlwaysCache()
-    if system == "eagle3":
+    if system in MODEL_ONLY:
         return AlwaysModel()
     if system == "rule_score":
         return ScoreRule(config.policy.model_draft_tokens)
@@ -124,7 +126,7 @@ def _as_survival(estimator: object) -> SurvivalEstimator | None:
 
 def build_cache_drafter(system: str, config: Config) -> Drafter | None:
     """A fresh, empty cache drafter for a system; None where it uses none."""
-    if system in ("greedy", "eagle3"):
+    if system in {"greedy", *MODEL_ONLY}:
         return None
     if system == "ngram":
         return NgramDrafter(config.drafting.ngram)
@@ -134,14 +136,28 @@ def build_cache_drafter(system: str, config: Config) -> Drafter | None:
 def build_model_drafter(
     system: str, config: Config, *, engine: Engine, parts: Parts = NO_PARTS
 ) -> ModelDrafter | None:
-    """A model drafter for a system that uses one, where a head is at hand."""
-    if parts.head is None or system not in HYBRIDS | {"eagle3"}:
+    """A model drafter for a system that uses one, where a head is at hand.
+
+    Raises:
+        NotSupportedError: it drafts trees and the engine cannot verify them.
+    """
+    if parts.head is None or system not in HYBRIDS | MODEL_ONLY:
         return None
     from hvd_ray.drafting.eagle3_drafter import Eagle3Drafter
+    from hvd_ray.drafting.eagle3_tree import TreeShape
 
-    settings = config.drafting.eagle3
-    vocab_size = engine.capabilities.vocab_size
-    return Eagle3Drafter(parts.head, vocab_size, settings.num_tokens, settings.is_sampled)
+    settings, capabilities = config.drafting.eagle3, engine.capabilities
+    tree = None
+    if system == "eagle3_tree":
+        if not capabilities.has_trees:
+            raise NotSupportedError(
+                f"system 'eagle3_tree': the {capabilities.name} engine cannot verify trees with "
+                "this model's attention; use 'eagle3', whose drafts are chains"
+            )
+        tree = TreeShape(settings.tree.depth, settings.tree.width, settings.tree.total)
+    return Eagle3Drafter(
+        parts.head, capabilities.vocab_size, settings.num_tokens, settings.is_sampled, tree
+    )
 
 
 def build_decoder(

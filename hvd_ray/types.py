@@ -44,7 +44,8 @@ class Draft:
     """A guess of the next tokens, from one source.
 
     A draft is *deterministic* (a one-hot proposal at every position) unless `proposal_probs_KV`
-    says from which distributions its tokens were sampled.
+    says from which distributions its tokens were sampled. It is a chain, each token following the
+    one before it, unless `parents` makes it a tree: several guesses that share their beginnings.
     """
 
     source: Source
@@ -58,6 +59,9 @@ class Draft:
     is_local: bool = True
     """Drafted from the request's own prompt and output rather than from other requests."""
     proposal_probs_KV: NDArray[np.float64] | None = None
+    parents: tuple[int, ...] = ()
+    """Of a tree, the index of the token that each one follows, always an earlier one, or -1 for
+    the prefix; the tokens after one parent differ. Empty: a chain."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -75,6 +79,7 @@ class Draft:
         """
         if length >= len(self.token_ids):
             return self
+        assert not self.parents, "a tree is verified whole"
         assert not self.is_sampled, "a sampled draft may not be cut once it was looked at"
         probs = self.probs[:length]
         return Draft(

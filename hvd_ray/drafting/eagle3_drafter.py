@@ -1,4 +1,4 @@
-"""EAGLE-3 as a drafter: chains of K tokens from the target's hidden states (2503.01840).
+"""EAGLE-3 as a drafter: chains or trees of tokens from the target's hidden states (2503.01840).
 
 The head reads one row for each committed token but the last: the target's states at a position and
 the token after it. Rows are taken in lazily, all that are due in one pass, when a proposal is
@@ -8,13 +8,14 @@ those of a head that never skipped a cycle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hvd_ray.drafting.eagle3 import Eagle3Head, Eagle3KV
+from hvd_ray.drafting.eagle3_tree import TreeShape, grow_tree
 from hvd_ray.randomness import pick, seeded_generator
 from hvd_ray.types import NO_DRAFT, Draft, Request, Source, TokenBuffer
 
@@ -37,17 +38,19 @@ class _Active:
 
 @dataclass(slots=True)
 class Eagle3Drafter:
-    """Drafts chains with an EAGLE-3 head.
+    """Drafts chains, or with a `tree` shape trees, with an EAGLE-3 head.
 
-    With `is_sampled`, a request with a temperature gets drafts sampled from the head's own
+    With `is_sampled`, a request with a temperature gets chains sampled from the head's own
     distribution, which is handed over for exact speculative sampling; otherwise drafts are the
-    head's arg max, which keeps a seeded request's tokens independent of drafting.
+    head's likeliest tokens, which keeps a seeded request's tokens independent of drafting. Trees
+    are always of the likeliest tokens.
     """
 
     head: Eagle3Head
     target_vocab_size: int
     max_draft_tokens: int = 4
     is_sampled: bool = False
+    tree: TreeShape | None = None
     source: Source = field(default=Source.EAGLE3, init=False)
     _active: dict[str, _Active] = field(default_factory=dict, init=False)
 
@@ -83,20 +86,32 @@ class Eagle3Drafter:
         active.num_known += num_rows
 
     def room(self, request_id: str) -> int:
-        """What is left of a chain: nothing before the prompt's pass or past the head's context."""
+        """The longest path now: none before the prompt's pass or past the head's context."""
         active = self._active[request_id]
         if active.num_known == 0:
             return 0
         left = self.head.config.max_position_embeddings - len(active.token_ids)
-        return max(0, min(left, self.max_draft_tokens))
+        longest = self.max_draft_tokens if self.tree is None else self.tree.depth
+        return max(0, min(left, longest))
 
     @torch.inference_mode()
     def propose(self, request_id: str, limit: int) -> Draft:
-        """A chain of at most `limit` tokens, as far as there is room."""
+        """A chain of at most `limit` tokens, or a tree of that depth, as far as there is room."""
         limit = min(limit, self.room(request_id))
         if limit <= 0:
             return NO_DRAFT
         active = self._active[request_id]
+        if self.tree is not None:
+            return self._tree_draft(active, replace(self.tree, depth=limit))
+        return self._chain_draft(active, limit)
+
+    def _tree_draft(self, active: _Active, shape: TreeShape) -> Draft:
+        tree = grow_tree(self.head, active.kv, *self._catch_up(active), shape)
+        return Draft(
+            Source.EAGLE3, tree.token_ids, tree.probs, sum(tree.probs), parents=tree.parents
+        )
+
+    def _chain_draft(self, active: _Active, limit: int) -> Draft:
         normed_1H, feature_1H = self._catch_up(active)
         num_committed = active.kv.length
         drawn: list[tuple[int, float, np.ndarray | None]] = []
@@ -104,7 +119,7 @@ class Eagle3Drafter:
             drawn.append(self._draw(normed_1H, active))
             if len(drawn) == limit:
                 break
-            token_T = torch.tensor([drawn[-1][0]])
+            token_T = torch.tensor([drawn[-1][0]], device=self.head.device)
             normed_1H, feature_1H = self.head.extend(active.kv, token_T, feature_1H)
         active.kv.truncate(num_committed)
         return _as_draft(drawn)
@@ -121,7 +136,7 @@ class Eagle3Drafter:
             next_ids = active.token_ids.view(active.kv.length + 1).astype(np.int64)
             feature_TH = self.head.combine(aux_TA.to(self.head.dtype))
             normed_TH, feature_TH = self.head.extend(
-                active.kv, torch.from_numpy(next_ids), feature_TH
+                active.kv, torch.from_numpy(next_ids).to(self.head.device), feature_TH
             )
             active.last = (normed_TH[-1:], feature_TH[-1:])
         assert active.last is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +26,8 @@ class EngineCapabilities:
     dtype: str
     has_hidden: bool = False
     """Whether `forward` returns hidden states for a model drafter."""
+    has_trees: bool = False
+    """Whether `forward` takes trees."""
 
 
 class KVCache(Protocol):
@@ -47,9 +50,10 @@ class Forward:
 class Engine(Protocol):
     """Computes target passes over a cache that can be rolled back.
 
-    Life of a request: `new_cache`, then any number of `forward` and `truncate`; dropping the
-    cache ends it. `forward` appends its rows to the cache; `truncate` forgets every position from
-    `length` on, so that a rejected draft leaves no trace.
+    Life of a request: `new_cache`, then any number of `forward`, `keep` and `truncate`; dropping
+    the cache ends it. `forward` appends its rows to the cache; `keep` reduces a tree to its
+    accepted path, `truncate` forgets every position from `length` on, so that a rejected draft
+    leaves no trace.
     """
 
     @property
@@ -57,14 +61,27 @@ class Engine(Protocol):
 
     def new_cache(self) -> KVCache: ...
 
-    def forward(self, token_ids: Int32Array, cache: KVCache, *, num_logits: int) -> Forward:
+    def forward(
+        self,
+        token_ids: Int32Array,
+        cache: KVCache,
+        *,
+        num_logits: int,
+        parents: Sequence[int] = (),
+    ) -> Forward:
         """Run the target over `token_ids` placed after `cache.length` cached positions.
 
         Args:
             token_ids: int32, shape [T], T >= 1.
             cache: grows by T.
             num_logits: rows of logits wanted, counted from the end; 1..T.
+            parents: makes the last rows a tree (see `Draft.parents`; -1 is the row before them),
+                where `capabilities.has_trees`. Each sees its own path alone.
         """
+        ...
+
+    def keep(self, cache: KVCache, start: int, rows: Sequence[int]) -> None:
+        """Of the positions from `start` on keep those at the rising offsets `rows`, moved up."""
         ...
 
     def truncate(self, cache: KVCache, length: int) -> None:

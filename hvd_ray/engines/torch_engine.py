@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from hvd_ray.config import Dtype
 from hvd_ray.engines.base import EngineCapabilities, Forward, KVCache
+from hvd_ray.engines.tree import tree_attention
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.types import Int32Array
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PREFILL_ROWS = 512
+_MASKED_ATTENTION = ("sdpa", "eager")
+"""Implementations that take a mask of our own."""
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
@@ -53,6 +57,12 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is unty
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
+
+    def keep(self, start: int, rows: torch.Tensor) -> None:
+        end = start + len(rows)
+        for states_HSD in (self._keys_HSD, self._values_HSD):
+            states_HSD[..., start:end, :] = states_HSD[..., start + rows, :]
+        self.length = end
 
     def _reserve(self, end: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         if not self.is_initialized:
@@ -85,6 +95,10 @@ class TorchCache:
     def truncate(self, length: int) -> None:
         for layer in self.growing:
             layer.truncate(length)
+
+    def keep(self, start: int, rows: torch.Tensor) -> None:
+        for layer in self.growing:
+            layer.keep(start, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +168,30 @@ class TorchEngine:
             eos_token_ids=_eos_token_ids(model),
             dtype=str(model.dtype).removeprefix("torch."),
             has_hidden=bool(hidden_layers),
+            has_trees=config._attn_implementation in _MASKED_ATTENTION,
         )
         return cls(model.eval(), capabilities, hidden_layers)
 
     def new_cache(self) -> TorchCache:
         return TorchCache(self.model.config.get_text_config().num_hidden_layers)
 
-    def forward(self, token_ids: Int32Array, cache: KVCache, *, num_logits: int) -> Forward:
+    def forward(
+        self,
+        token_ids: Int32Array,
+        cache: KVCache,
+        *,
+        num_logits: int,
+        parents: Sequence[int] = (),
+    ) -> Forward:
         """One pass; a long prompt is read in pieces, of which only the last yields logits."""
         assert isinstance(cache, TorchCache)
+        assert num_logits > len(parents), "every row of a tree is judged, and the one before it"
         hidden: list[torch.Tensor] = []
         ends = [*range(_PREFILL_ROWS, len(token_ids) - num_logits, _PREFILL_ROWS), len(token_ids)]
         start = 0
         for end in ends:
-            logits_TV = self._pass(token_ids[start:end], cache, num_logits, hidden)
+            tree = parents if end == len(token_ids) else ()
+            logits_TV = self._pass(token_ids[start:end], cache, num_logits, hidden, tree)
             start = end
         return Forward(logits_TV.float(), torch.cat(hidden) if hidden else None)
 
@@ -178,6 +202,7 @@ class TorchEngine:
         cache: TorchCache,
         num_logits: int,
         hidden: list[torch.Tensor],
+        parents: Sequence[int],
     ) -> torch.Tensor:
         ids_BT = torch.from_numpy(token_ids.astype(np.int64))[None].to(self.model.device)
         output = self.model(
@@ -186,12 +211,37 @@ class TorchEngine:
             use_cache=True,
             logits_to_keep=min(num_logits, len(token_ids)),
             output_hidden_states=bool(self.hidden_layers),
+            **self._tree(parents, num_rows=len(token_ids), num_cached=cache.length),
         )
         if self.hidden_layers:
             states = [output.hidden_states[layer][0] for layer in self.hidden_layers]
             hidden.append(torch.cat(states, dim=-1))
         logits_TV: torch.Tensor = output.logits[0]
         return logits_TV
+
+    def _tree(
+        self, parents: Sequence[int], *, num_rows: int, num_cached: int
+    ) -> dict[str, torch.Tensor]:
+        """Mask and positions of a tree as the model takes them; nothing for a chain."""
+        if not parents:
+            return {}
+        mask_TS, positions_T = tree_attention(parents, num_rows=num_rows, num_cached=num_cached)
+        hidden = torch.finfo(self.model.dtype).min
+        # Additive, which both of torch's own attentions understand.
+        added_TS = torch.zeros(mask_TS.shape, dtype=self.model.dtype).masked_fill(~mask_TS, hidden)
+        device = self.model.device
+        return {
+            "attention_mask": added_TS[None, None].to(device),
+            "position_ids": positions_T[None].to(device),
+        }
+
+    @torch.inference_mode()
+    def keep(self, cache: KVCache, start: int, rows: Sequence[int]) -> None:
+        assert isinstance(cache, TorchCache)
+        if list(rows) == list(range(len(rows))):  # they stand where they belong
+            cache.truncate(start + len(rows))
+        else:
+            cache.keep(start, torch.tensor(rows, device=self.model.device))
 
     def truncate(self, cache: KVCache, length: int) -> None:
         assert isinstance(cache, TorchCache)

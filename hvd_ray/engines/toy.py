@@ -47,20 +47,41 @@ class ToyEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities(
-            "toy", self.vocab_size, self.context_length, eos_token_ids=(EOS,), dtype="float32"
+            "toy",
+            self.vocab_size,
+            self.context_length,
+            eos_token_ids=(EOS,),
+            dtype="float32",
+            has_trees=True,
         )
 
     def new_cache(self) -> ToyCache:
         return ToyCache()
 
-    def forward(self, token_ids: Int32Array, cache: KVCache, *, num_logits: int) -> Forward:
+    def forward(
+        self,
+        token_ids: Int32Array,
+        cache: KVCache,
+        *,
+        num_logits: int,
+        parents: Sequence[int] = (),
+    ) -> Forward:
         assert isinstance(cache, ToyCache)
-        assert 1 <= num_logits <= len(token_ids)
+        assert len(parents) < num_logits <= len(token_ids)
         self.num_passes += 1
         cache.token_ids.extend(int(token) for token in token_ids)
-        assert cache.length <= self.context_length, "a row past the context was computed"
-        ends = range(cache.length - num_logits + 1, cache.length + 1)
-        return Forward(torch.stack([self.logits_after(cache.token_ids[:end]) for end in ends]))
+        num_chain = cache.length - len(parents)
+        first = cache.length - num_logits + 1
+        prefixes = [cache.token_ids[:end] for end in range(first, num_chain + 1)]
+        root = len(prefixes) - 1
+        for row, parent in enumerate(parents):
+            prefixes.append([*prefixes[root + 1 + parent], cache.token_ids[num_chain + row]])
+        assert max(map(len, prefixes)) <= self.context_length, "a row past the context"
+        return Forward(torch.stack([self.logits_after(prefix) for prefix in prefixes]))
+
+    def keep(self, cache: KVCache, start: int, rows: Sequence[int]) -> None:
+        assert isinstance(cache, ToyCache)
+        cache.token_ids[start:] = [cache.token_ids[start + row] for row in rows]
 
     def truncate(self, cache: KVCache, length: int) -> None:
         assert isinstance(cache, ToyCache)

@@ -22,7 +22,11 @@ from hvd_ray.randomness import RandomStream, pick
 from hvd_ray.types import Draft, Int32Array, Verdict
 from hvd_ray.verify.sampling import RowDistribution, token_logprobs
 
-# Shapes: T = K + 1 verified rows, K draft length, V vocabulary.
+# Shapes: T = K + 1 verified rows, K draft length, V vocabulary, D width of the hidden states.
+
+Choose = Callable[[int, tuple[int, ...]], int]
+"""The target's own token at a row (0: after the prefix, 1 + i: after draft token i), given the
+tokens that were accepted before it."""
 
 
 @dataclass(slots=True)
@@ -68,6 +72,31 @@ def accept_while_equal(draft_ids: Sequence[int], choose: Callable[[int], int]) -
     return tuple(emitted)
 
 
+def accept_in_tree(
+    draft_ids: Sequence[int], parents: Sequence[int], choose: Choose
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Follow the target's own choices down a tree until one is no child of the last.
+
+    Where a tree's tokens were not sampled, this is exact for the same reason as in a chain: every
+    token that stands is the target's own choice, whatever was drafted beside it.
+
+    Returns:
+        The accepted tokens and the bonus token; the indices of the accepted tokens in the draft.
+    """
+    child_of = {
+        (parent, token): index
+        for index, (parent, token) in enumerate(zip(parents, draft_ids, strict=True))
+    }
+    emitted: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
+    node: int | None = -1
+    while node is not None:
+        emitted += (choose(node + 1, emitted),)
+        node = child_of.get((node, emitted[-1]))
+        path += () if node is None else (node,)
+    return emitted, path
+
+
 def accept_sampled(
     draft_ids: Sequence[int],
     proposal_probs_KV: torch.Tensor,
@@ -104,44 +133,79 @@ class FullVerifier:
         context = state.context
         uncached = context.token_ids.view(state.cache.length)
         rows = np.concatenate([uncached, np.asarray(draft.token_ids, dtype=np.int32)])
-        forward = self.engine.forward(rows, state.cache, num_logits=len(draft) + 1)
-        emitted = _choose_tokens(forward.logits_TV, draft, state)
+        forward = self.engine.forward(
+            rows, state.cache, num_logits=len(draft) + 1, parents=draft.parents
+        )
+        logits_TV, hidden_TD = forward.logits_TV, forward.hidden_TD
+        if draft.parents:
+            emitted, path = accept_in_tree(
+                draft.token_ids, draft.parents, _chooser(logits_TV, state)
+            )
+            self.engine.keep(state.cache, state.cache.length - len(draft), path)
+            logits_TV = logits_TV[[0, *(1 + node for node in path)]]
+            hidden_TD = _on_path(hidden_TD, len(uncached), path)
+        else:
+            emitted = _choose_tokens(logits_TV, draft, state)
         num_top = state.distribution.sampling.logprobs
-        logprobs = () if num_top is None else token_logprobs(forward.logits_TV, emitted, num_top)
+        logprobs = () if num_top is None else token_logprobs(logits_TV, emitted, num_top)
         return Verdict(
             accepted=len(emitted) - 1,
             token_ids=emitted,
             logprobs=logprobs,
-            hidden=forward.hidden_TD,
+            hidden=hidden_TD,
             verify_us=(perf_counter() - started) * 1e6,
         )
 
 
 def _choose_tokens(logits_TV: torch.Tensor, draft: Draft, state: VerifyState) -> tuple[int, ...]:
+    """The accepted tokens of a chain and the bonus token."""
+    sampling = state.distribution.sampling
+    if draft.proposal_probs_KV is not None and not sampling.is_greedy:
+        probs = _row_probs(logits_TV, state)
+        return accept_sampled(
+            draft.token_ids,
+            torch.from_numpy(draft.proposal_probs_KV),
+            lambda row: probs(row, draft.token_ids[:row]),
+            state.proposal_random.random,
+        )
+    choose = _chooser(logits_TV, state)
+    return accept_while_equal(draft.token_ids, lambda row: choose(row, draft.token_ids[:row]))
+
+
+def _chooser(logits_TV: torch.Tensor, state: VerifyState) -> Choose:
+    """The target's own choice at a row: its arg max, or a sample by the position's number."""
     distribution, sampling = state.distribution, state.distribution.sampling
     if sampling.is_greedy and distribution.is_plain:
         best_T = logits_TV.argmax(dim=-1).tolist()
-        return accept_while_equal(draft.token_ids, best_T.__getitem__)
-    num_generated = state.context.num_generated
-    output_ids = _output_and_draft(state.context, draft)
-
-    def best(row: int) -> int:
-        row_logits_V = distribution.logits(logits_TV[row], output_ids[: num_generated + row])
-        return int(row_logits_V.argmax())
-
-    def probs(row: int) -> torch.Tensor:
-        return distribution.probs(logits_TV[row], output_ids[: num_generated + row])
-
+        return lambda row, _before: int(best_T[row])
     if sampling.is_greedy:
-        return accept_while_equal(draft.token_ids, best)
-    if draft.proposal_probs_KV is not None:
-        proposal_KV = torch.from_numpy(draft.proposal_probs_KV)
-        return accept_sampled(draft.token_ids, proposal_KV, probs, state.proposal_random.random)
-    return accept_while_equal(
-        draft.token_ids, lambda row: pick(probs(row), state.random.uniform(num_generated + row))
+        return lambda row, before: int(
+            distribution.logits(logits_TV[row], _output_and(state.context, before)).argmax()
+        )
+    probs, num_generated = _row_probs(logits_TV, state), state.context.num_generated
+    return lambda row, before: pick(
+        probs(row, before), state.random.uniform(num_generated + len(before))
     )
 
 
-def _output_and_draft(context: DecodeContext, draft: Draft) -> Int32Array:
+def _row_probs(
+    logits_TV: torch.Tensor, state: VerifyState
+) -> Callable[[int, tuple[int, ...]], torch.Tensor]:
+    """The target's distribution at a row, given the draft tokens before it."""
+    return lambda row, before: state.distribution.probs(
+        logits_TV[row], _output_and(state.context, before)
+    )
+
+
+def _output_and(context: DecodeContext, drafted: tuple[int, ...]) -> Int32Array:
     output = context.token_ids.view(context.prompt_len)
-    return np.concatenate([output, np.asarray(draft.token_ids, dtype=np.int32)])
+    return np.concatenate([output, np.asarray(drafted, dtype=np.int32)])
+
+
+def _on_path(
+    hidden_TD: torch.Tensor | None, num_before: int, path: tuple[int, ...]
+) -> torch.Tensor | None:
+    """The rows before a tree and those of its accepted path, as if it had been a chain."""
+    if hidden_TD is None:
+        return None
+    return hidden_TD[[*range(num_before), *(num_before + node for node in path)]]

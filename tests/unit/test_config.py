@@ -66,3 +66,10 @@ def test_a_setting_of_any_policy_that_runs_has_its_effect(recwarn: pytest.Warnin
 def test_a_policy_name_warns_where_the_command_chooses_the_policies() -> None:
     with pytest.warns(UserWarning, match=r"policy\.name has no effect with greedy, suffix"):
         load_config(None, ["policy.name=ngram"], policies=["greedy", "suffix"])
+
+
+def test_a_tree_warns_where_only_chains_run() -> None:
+    with pytest.warns(UserWarning, match=r"drafting\.eagle3\.tree has no effect with eagle3"):
+        load_config(None, ["drafting.eagle3.tree.depth=3"], policies=["eagle3"])
+    with pytest.warns(UserWarning, match=r"drafting\.eagle3\.is_sampled has no effect"):
+        load_config(None, ["drafting.eagle3.is_sampled=true"], policies=["eagle3_tree"])

@@ -171,3 +171,27 @@ def test_a_damaged_folder_is_one_clear_line(
     with pytest.raises(UserError, match="cannot be") as caught:
         TorchEngine.load(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tree_gives_each_path_what_the_path_alone_gives(engine: TorchEngine) -> None:
+    """One pass over a tree, with a row before it; then the second branch is kept."""
+    prefix, tree, parents = random_ids(10), random_ids(5, seed=2), (-1, -1, 1, 0, 2)
+    cache = engine.new_cache()
+    engine.forward(prefix[:-2], cache, num_logits=1)
+    rows = np.concatenate([prefix[-2:], tree])
+    found = engine.forward(rows, cache, num_logits=6, parents=parents)
+    assert found.hidden_TD is not None
+    for row, path in enumerate([[], [0], [1], [1, 2], [0, 3], [1, 2, 4]]):
+        alone = engine.forward(
+            np.concatenate([prefix, tree[path]]), engine.new_cache(), num_logits=1
+        )
+        torch.testing.assert_close(found.logits_TV[row], alone.logits_TV[0], rtol=1e-4, atol=1e-5)
+        assert alone.hidden_TD is not None
+        hidden_D = found.hidden_TD[1 + row]
+        torch.testing.assert_close(hidden_D, alone.hidden_TD[-1], rtol=1e-4, atol=1e-5)
+    engine.keep(cache, 10, [1, 2])
+    assert cache.length == 12
+    token_ids = np.concatenate([prefix, tree[[1, 2]], random_ids(3, seed=3)])
+    rest = engine.forward(token_ids[12:], cache, num_logits=3)
+    whole = engine.forward(token_ids, engine.new_cache(), num_logits=3)
+    torch.testing.assert_close(rest.logits_TV, whole.logits_TV, rtol=1e-4, atol=1e-5)
