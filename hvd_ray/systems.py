@@ -219,12 +219,14 @@ def load_head(config: Config, engine: TorchEngine) -> tuple[Eagle3Head, TorchEng
     """
     from dataclasses import replace
 
+    from hvd_ray.drafting.eagle3 import Eagle3Head
     from hvd_ray.drafting.eagle3_checkpoint import load_head as read_head
     from hvd_ray.drafting.eagle3_checkpoint import target_shape
 
     head = read_head(
         head_folder(config), target=target_shape(engine.model), dtype=engine.model.dtype
     )
+    head = Eagle3Head(head.config, head.weights.on(engine.model.device))
     capabilities = replace(engine.capabilities, has_hidden=True)
     layers = head.config.aux_layer_ids
     return head, replace(engine, capabilities=capabilities, hidden_layers=layers)

@@ -263,11 +263,14 @@ class Eagle3Head:
         config, weights = self.config, self.weights
         flat_TP = F.linear(input_TI, weights.qkv_PI, weights.qkv_bias_P)
         heads = flat_TP.view(len(flat_TP), -1, config.head_dim)
-        q_ThD, k_TnD, v_TnD = heads.tensor_split(config.head_splits, dim=1)
+        first_key, first_value = config.head_splits
+        rotated, v_TnD = heads[:, :first_value], heads[:, first_value:]
         if weights.q_norm_D is not None and weights.k_norm_D is not None:
-            q_ThD = rms_norm(q_ThD, weights.q_norm_D, config.rms_norm_eps)
-            k_TnD = rms_norm(k_TnD, weights.k_norm_D, config.rms_norm_eps)
-        return self.rotate(q_ThD, positions_T), self.rotate(k_TnD, positions_T), v_TnD
+            q_ThD = rms_norm(rotated[:, :first_key], weights.q_norm_D, config.rms_norm_eps)
+            k_TnD = rms_norm(rotated[:, first_key:], weights.k_norm_D, config.rms_norm_eps)
+            rotated = torch.cat((q_ThD, k_TnD), dim=1)
+        rotated = self.rotate(rotated, positions_T)  # both at once: half the dispatches
+        return rotated[:, :first_key], rotated[:, first_key:], v_TnD
 
     def logits(self, normed_TH: Tensor) -> Tensor:
         """Logits over the draft vocabulary, TV."""

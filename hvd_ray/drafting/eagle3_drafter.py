@@ -149,10 +149,10 @@ class Eagle3Drafter:
             best = int(logits_V.argmax())
             prob = float(torch.exp(logits_V[best] - logits_V.logsumexp(0)))
             return int(self.head.target_ids(torch.tensor([best]))[0]), prob, None
-        probs_V = torch.softmax(logits_V.double() / active.temperature, dim=0)
+        probs_V = torch.softmax(logits_V.double().cpu() / active.temperature, dim=0)
         token = pick(probs_V, active.random.random())
         proposal_U = torch.zeros(self.target_vocab_size, dtype=torch.float64)
-        proposal_U[self.head.target_ids(torch.arange(len(probs_V)))] = probs_V
+        proposal_U[self.head.weights.draft_to_target_V.cpu()] = probs_V
         target_id = int(self.head.target_ids(torch.tensor([token]))[0])
         return target_id, float(probs_V[token]), proposal_U.numpy()
 

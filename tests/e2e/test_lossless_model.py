@@ -104,7 +104,7 @@ def _fill(decoder: Decoder, requests: list[Request], outputs: list[Completion]) 
 
 @pytest.mark.model
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("system", ["eagle3", "hvd_cost"])
+@pytest.mark.parametrize("system", ["eagle3", "eagle3_tree", "hvd_cost"])
 def test_identical_with_the_shipped_head(
     system: str,
     engine: TorchEngine,
@@ -112,7 +112,7 @@ def test_identical_with_the_shipped_head(
     requests: list[Request],
     plain: list[Completion],
 ) -> None:
-    """Chains of the head, alone and between cache drafts; it must also be of some use."""
+    """Chains and trees of the head, chains between cache drafts; it must also be of some use."""
     head, reading = load_head(Config(), engine)
     parts = replace(PARTS, head=head)
     decoder = build_decoder(system, engine=reading, codec=codec, config=Config(), parts=parts)

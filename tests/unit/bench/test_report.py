@@ -172,8 +172,8 @@ def test_the_terminal_table_fits_80_columns_and_cuts_nothing(result):
     assert max(map(len, printed.splitlines())) <= 80
     assert "…" not in printed
     for word in (
-        "rule_score  cold",
-        "hvd_tau     warm",
+        "rule_score   cold",
+        "hvd_tau      warm",
         "1.50x",
         "1.25-1.75",
         "doc_edit",
