@@ -6,20 +6,38 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hvd_ray.config import DEFAULT_MODEL
+from hvd_ray.commands.arguments import sorted_out
+from hvd_ray.commands.drafter_compare import COMPARE_EXAMPLE, compare
+from hvd_ray.config import DEFAULT_MODEL, Config, load_config
 from hvd_ray.errors import UserError
+
+STEPS_PER_POINT = 10
+"""Of the curves in MLflow; measurements are all there."""
+
+if TYPE_CHECKING:
+    from hvd_ray.drafting.eagle3_job import TrainJob
+    from hvd_ray.drafting.eagle3_training import LogMetrics
+    from hvd_ray.tracking import Tracker
 
 Target = Annotated[str, typer.Option("--target", help="smollm2-135m, a hub id or a folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")]
-Data = Annotated[list[Path], typer.Argument(help="Folders of Parquet shards of responses.")]
+Data = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FOLDER... [KEY=VALUE]...",
+        help="Folders of Parquet shards of responses, and settings such as tracking.uri=none.",
+    ),
+]
+Settings = Annotated[Path | None, typer.Option("--config", help="A YAML file of settings.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -33,9 +51,12 @@ def register(app: typer.Typer) -> None:
         epilog="Example: `hvd drafter collect --out responses --own --prompts prompts/mbpp.jsonl`",
     )(collect)
     drafter.command("train", epilog="Example: `hvd drafter train responses --run runs/head`")(train)
-    drafter.command("eval", epilog="Example: `hvd drafter eval responses --head runs/head/head`")(
-        evaluate
-    )
+    drafter.command(
+        "eval",
+        epilog="Example: `hvd drafter collect --test --prompts prompts/mbpp.jsonl --out held_out`, "
+        "then `hvd drafter eval held_out --by family`",
+    )(evaluate)
+    drafter.command("compare", epilog=COMPARE_EXAMPLE)(compare)
     app.add_typer(drafter)
 
 
@@ -66,7 +87,7 @@ def collect(
     from hvd_ray.pipelines.eagle3_collect import collect as run
     from hvd_ray.pipelines.eagle3_requests import PromptMix, build_requests
 
-    folder = _target_folder(target)
+    folder = target_folder(target)
     mix = PromptMix(
         files=tuple(prompts or ()),
         with_shipped=shipped,
@@ -84,7 +105,7 @@ def collect(
     )
     if not requests:
         raise UserError("nothing to collect: name --prompts FILE, --shipped, --own or --texts DIR")
-    with _bar("collecting", total=len(requests)) as (bars, task):
+    with progress_bar("collecting", total=len(requests)) as (bars, task):
         run(
             requests,
             model=folder,
@@ -122,17 +143,24 @@ def train(
     ] = 1,
     gpus: Annotated[bool, typer.Option("--gpus", help="A GPU for each of --workers.")] = False,
     seed: Annotated[int, typer.Option("--seed")] = 0,
+    config: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train an EAGLE-3 head on what the target said; a killed run goes on from its checkpoint."""
+    """Train an EAGLE-3 head on what the target said; a killed run goes on from its checkpoint.
+
+    Loss, accuracy by draft position and emitted tokens per pass become curves of an MLflow run,
+    see `hvd ui`; they also stand in RUN/metrics.jsonl.
+    """
     from hvd_ray.drafting.eagle3_job import TrainJob, run_training, set_threads
     from hvd_ray.drafting.eagle3_training import TrainConfig
     from hvd_ray.traces.loops import loop_start
 
+    folders, settings = sorted_out(data)
+    loaded = load_config(config, [f"model={target}", *settings], policies=[])
     set_threads(threads)
     job = TrainJob(
-        target=_target_folder(target),
-        data=tuple(data),
+        target=target_folder(target),
+        data=tuple(map(Path, folders)),
         run=run,
         draft_vocab_size=draft_vocab,
         max_prompt_tokens=max_prompt_tokens,
@@ -141,7 +169,7 @@ def train(
         state_cache=state_cache,
         state_cache_gb=state_cache_gb,
     )
-    config = TrainConfig(
+    training = TrainConfig(
         num_steps=steps,
         rows_per_step=rows_per_step,
         chain_steps=chain_steps,
@@ -150,15 +178,18 @@ def train(
         regression_steps=regression_steps,
         seed=seed,
     )
-    if workers == 1:
-        with _training_log(steps, run) as log_metrics:
-            folder = run_training(job, config, log_metrics=log_metrics)
-    else:
-        from hvd_ray.pipelines.eagle3_train import train_on_workers
+    about = {"train": asdict(training), "job": _as_params(job), "workers": workers}
+    with _tracked_run(run, about, loaded) as tracker:
+        if workers == 1:
+            with _training_log(steps, run, tracker) as log_metrics:
+                folder = run_training(job, training, log_metrics=log_metrics)
+        else:
+            from hvd_ray.pipelines.eagle3_train import train_on_workers
 
-        folder = train_on_workers(
-            job, config, num_workers=workers, use_gpu=gpus, storage=run / "ray"
-        )
+            folder = train_on_workers(
+                job, training, num_workers=workers, use_gpu=gpus, storage=run / "ray"
+            )
+            _log_curves(tracker, run)
     report = json.loads((folder / "quality.json").read_text())
     if as_json:
         print(json.dumps({"head": str(folder), "quality": report}))
@@ -167,37 +198,52 @@ def train(
 
 
 def evaluate(
-    data: Data,
-    head: Annotated[Path, typer.Option("--head", help="Folder of the head.")],
+    data: Annotated[
+        list[Path], typer.Argument(help="Folders of Parquet shards of responses, or of traces.")
+    ],
+    head: Annotated[
+        Path | None, typer.Option("--head", help="Folder of the head. Default: the shipped one.")
+    ] = None,
     target: Target = DEFAULT_MODEL,
+    by: Annotated[
+        str, typer.Option("--by", help="A row for each workload or family.")
+    ] = "workload",
     draft_tokens: Annotated[int, typer.Option("--draft-tokens", help="K, the chain.")] = 4,
     limit: Annotated[int | None, typer.Option("--limit", help="Responses at the most.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Emitted tokens per target pass on greedy responses, by teacher-forced replay."""
+    """Emitted tokens per target pass on greedy responses, by teacher-forced replay.
+
+    The pass that reads the prompt counts as a pass, and outputs are cut where they begin to loop.
+    """
     from hvd_ray.drafting.eagle3_job import quality_report, run_evaluation, set_threads
+    from hvd_ray.systems import head_folder
     from hvd_ray.traces.loops import loop_start
 
+    if by not in ("workload", "family"):
+        raise UserError(f"--by must be workload or family, got {by!r}")
+    head = head or head_folder(Config(model=target))
     set_threads(threads)
-    with _bar("replaying", total=limit) as (bars, task):
+    with progress_bar("replaying", total=limit) as (bars, task):
         quality = run_evaluation(
             head,
-            target=_target_folder(target),
+            target=target_folder(target),
             data=data,
             num_steps=draft_tokens,
             limit=limit,
             cut_at=loop_start,
             on_response=lambda: bars.advance(task),
+            group=lambda response: response.family if by == "family" else response.workload,
         )
     report = quality_report(quality)
     if as_json:
         print(json.dumps(report))
         return
-    _show(report, title=f"Head in {head}, K={draft_tokens}")
+    _show(report, title=f"Head in {head}, K={draft_tokens}", by=by)
 
 
-def _target_folder(target: str) -> Path:
+def target_folder(target: str) -> Path:
     from hvd_ray.fetch import resolve_model
 
     reference = resolve_model(target)
@@ -207,7 +253,7 @@ def _target_folder(target: str) -> Path:
 
 
 @contextmanager
-def _bar(what: str, *, total: int | None) -> Iterator[tuple[Progress, Any]]:
+def progress_bar(what: str, *, total: int | None) -> Iterator[tuple[Progress, Any]]:
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -219,16 +265,54 @@ def _bar(what: str, *, total: int | None) -> Iterator[tuple[Progress, Any]]:
         yield bars, bars.add_task(what, total=total)
 
 
+def _as_params(job: TrainJob) -> dict[str, Any]:
+    """What an MLflow run should know of a job; its functions say nothing there."""
+    return {
+        field.name: str(getattr(job, field.name)) for field in fields(job) if field.name != "cut_at"
+    }
+
+
 @contextmanager
-def _training_log(steps: int, run: Path) -> Iterator[Any]:
-    """A bar on stderr, and every metric as a line of `RUN/metrics.jsonl`."""
+def _tracked_run(run: Path, about: Mapping[str, Any], config: Config) -> Iterator[Tracker]:
+    """The MLflow run of a training; one that was killed is taken up again.
+
+    Raises:
+        UserError: the tracking store fails; the training can go on from its checkpoint.
+    """
+    from hvd_ray.tracking import tracked
+
+    run.mkdir(parents=True, exist_ok=True)
+    note = run / "tracking_run"
+    is_new = not note.exists()
+    with tracked(config, run_name=f"eagle3-{run.name}", note=note) as tracker:
+        if is_new:
+            tracker.log_params(about)
+        yield tracker
+
+
+def _log_curves(tracker: Tracker, run: Path) -> None:
+    """What the workers wrote down of a training that is over."""
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        _log_point(tracker, metrics, metrics.pop("step"))
+
+
+def _log_point(tracker: Tracker, metrics: Mapping[str, float], step: int) -> None:
+    if step % STEPS_PER_POINT == 0 or "loss" not in metrics:
+        tracker.log_metrics(metrics, step)
+
+
+@contextmanager
+def _training_log(steps: int, run: Path, tracker: Tracker) -> Iterator[LogMetrics]:
+    """A bar on stderr; every metric as a line of `RUN/metrics.jsonl`, and curves in MLflow."""
     from hvd_ray.drafting.eagle3_job import open_metrics
 
-    with _bar("training", total=steps) as (bars, task), open_metrics(run) as file:
+    with progress_bar("training", total=steps) as (bars, task), open_metrics(run) as file:
 
         def log_metrics(metrics: Mapping[str, float], step: int) -> None:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
             file.flush()
+            _log_point(tracker, metrics, step)
             shown = metrics.get("loss")
             if shown is not None:
                 bars.update(task, completed=step + 1, description=f"training, loss {shown:.3f}")
@@ -236,9 +320,9 @@ def _training_log(steps: int, run: Path) -> Iterator[Any]:
         yield log_metrics
 
 
-def _show(report: Mapping[str, Mapping[str, Any]], *, title: str) -> None:
+def _show(report: Mapping[str, Mapping[str, Any]], *, title: str, by: str = "workload") -> None:
     table = Table(title=title)
-    table.add_column("workload")
+    table.add_column(by)
     table.add_column("tokens", justify="right")
     table.add_column("emitted per pass", justify="right")
     table.add_column("accuracy by position", justify="right")

@@ -8,12 +8,12 @@ emitted tokens per target pass, the first pass being the one that reads the prom
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hvd_ray.drafting.eagle3 import Eagle3Head
 from hvd_ray.drafting.eagle3_chain import accepted_lengths
-from hvd_ray.drafting.eagle3_states import ResponseStates
+from hvd_ray.drafting.eagle3_states import Response, ResponseStates
 
 
 @dataclass
@@ -90,15 +90,23 @@ def walk(accepted: Sequence[int], *, num_steps: int) -> DraftQuality:
     return quality
 
 
+def by_workload(response: Response) -> str:
+    return response.workload
+
+
 def evaluate(
-    head: Eagle3Head, responses: Iterable[ResponseStates], *, num_steps: int = 4
+    head: Eagle3Head,
+    responses: Iterable[ResponseStates],
+    *,
+    num_steps: int = 4,
+    group: Callable[[Response], str] = by_workload,
 ) -> dict[str, DraftQuality]:
-    """Draft quality by workload, and over everything under "all"."""
+    """Draft quality by group, and over everything under "all"."""
     totals: dict[str, DraftQuality] = defaultdict(lambda: DraftQuality(num_steps=num_steps))
     for states in responses:
         if len(states.response.output_token_ids) < 3:
             continue
         one = walk(response_lengths(head, states, num_steps=num_steps), num_steps=num_steps)
-        totals[states.response.workload].add(one)
+        totals[group(states.response)].add(one)
         totals["all"].add(one)
     return dict(totals)

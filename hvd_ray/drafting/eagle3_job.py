@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hvd_ray.drafting.eagle3 import Eagle3Head
 from hvd_ray.drafting.eagle3_checkpoint import load_head, save_head, target_shape
-from hvd_ray.drafting.eagle3_eval import DraftQuality, evaluate
+from hvd_ray.drafting.eagle3_eval import DraftQuality, by_workload, evaluate
 from hvd_ray.drafting.eagle3_init import (
     config_for_target,
     draft_vocabulary,
@@ -103,14 +103,26 @@ def run_evaluation(
     limit: int | None = None,
     cut_at: CutAt = uncut,
     on_response: Callable[[], None] = lambda: None,
+    group: Callable[[Response], str] = by_workload,
 ) -> dict[str, DraftQuality]:
-    """Teacher-forced draft quality on the greedy responses in `data`, by workload."""
+    """Teacher-forced draft quality on the greedy responses in `data`, by group.
+
+    With a `limit` the responses are taken evenly over the shards.
+    """
     model = load_target(target)
     head = load_head(head_folder, target=target_shape(model), dtype=model.dtype)
     head = Eagle3Head(head.config, head.weights.on(model.device))
     states = TargetStates(model, aux_layer_ids=head.config.aux_layer_ids, max_prompt=8192)
-    responses = _greedy_responses(find_shards(data), max_prompt_tokens, cut_at)[:limit]
-    return evaluate(head, _each(states, responses, on_response=on_response), num_steps=num_steps)
+    responses = _spread(_greedy_responses(find_shards(data), max_prompt_tokens, cut_at), limit)
+    each = _each(states, responses, on_response=on_response)
+    return evaluate(head, each, num_steps=num_steps, group=group)
+
+
+def _spread(responses: list[Response], limit: int | None) -> list[Response]:
+    """`limit` of them at the most, evenly over the list."""
+    if limit is None or len(responses) <= limit:
+        return responses
+    return [responses[index * len(responses) // limit] for index in range(limit)]
 
 
 def _each(

@@ -17,7 +17,7 @@ from hvd_ray.decode import Decoder
 from hvd_ray.drafting.base import Drafter, ModelDrafter
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.base import Engine
-from hvd_ray.errors import UserError
+from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.payoff.policy import AlwaysCache, AlwaysModel, NeverDraft
 from hvd_ray.serving.calls import Mode
 from hvd_ray.systems import (
@@ -135,6 +135,11 @@ def line_up(stage: Stage, policy: PolicyConfig, *, is_named: bool) -> Lineup:
     """
     config = stage.with_policy(policy)
     name, parts, found, notes = _choose(stage, config, is_named=is_named)
+    if name == "eagle3_tree":
+        raise NotSupportedError(
+            "policy.name=eagle3_tree: serving shares one drafter of chains among all modes; "
+            "use eagle3"
+        )
     decoders: dict[Mode, Decoder] = {
         "off": Decoder(stage.engine, stage.codec, NeverDraft()),
         "cache": Decoder(stage.engine, stage.codec, AlwaysCache(), stage.cache),

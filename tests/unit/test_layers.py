@@ -56,7 +56,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("pipelines", "tuning", "serving"),
     "mlflow": ("tracking",),
-    "vllm": ("vllm_plugin", "serving", "pipelines.eagle3_collect"),
+    "vllm": ("vllm_plugin", "serving", "pipelines.eagle3_collect", "pipelines.eagle3_vllm"),
 }
 
 # A heavy package stands nowhere in these.

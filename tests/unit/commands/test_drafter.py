@@ -1,0 +1,152 @@
+"""`hvd drafter`: curves of a training in MLflow, and a head's figures by workload or family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from hvd_ray.cli import main
+from hvd_ray.config import Config
+from hvd_ray.drafting.eagle3_checkpoint import save_head
+from hvd_ray.tracking import open_tracker
+from tests.unit.drafting.eagle3_heads import SMALL, random_head
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, tiny_llama_path: Path) -> Path:
+    """A target of the small heads' width, with the tiny model's tokenizer beside it."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=SMALL.vocab_size,
+        hidden_size=SMALL.hidden_size,
+        intermediate_size=64,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=2,
+    )
+    folder = tmp_path_factory.mktemp("target")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_llama_path).save_pretrained(folder)
+    return folder
+
+
+def _row(seed: int) -> dict[str, Any]:
+    rng = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, SMALL.vocab_size, (26,), generator=rng).tolist()
+    return {
+        "prompt_id": f"p{seed}",
+        "family": ("code", "chat")[seed % 2],
+        "workload": ("edits", "talk", "sql", "talk")[seed % 4],
+        "temperature": 0.0,
+        "split": "test" if seed >= 100 else "train",
+        "prompt_token_ids": tokens[:6],
+        "output_token_ids": tokens[6:],
+    }
+
+
+def _responses(folder: Path, seeds: range) -> Path:
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist([_row(seed) for seed in seeds]), folder / "part-0.parquet")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def home(hvd_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return hvd_home
+
+
+def _hvd(*arguments: object) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_training_leaves_curves_in_mlflow(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _responses(tmp_path / "responses", range(60))
+    code = _hvd(
+        "drafter", "train", data, "--run", tmp_path / "run", "--target", target, "--steps", 21,
+        "--rows-per-step", 32, "--chain-steps", 2, "--draft-vocab", 32, "--regression-steps", 2,
+        "--json", "tracking.experiment=heads",
+    )  # fmt: skip
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert json.loads(said.out)["head"] == str(tmp_path / "run" / "head")
+    client, run = _only_run("heads")
+    assert (run.info.run_name, run.info.status) == ("eagle3-run", "FINISHED")
+    assert run.data.params["train.num_steps"] == "21"
+    losses = client.get_metric_history(run.info.run_id, "loss")
+    assert [point.step for point in losses] == [0, 10, 20]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(21))
+
+
+def _only_run(experiment: str) -> tuple[Any, Any]:
+    """The one run of an experiment, but for the one that opening the store makes."""
+    config = Config.model_validate({"tracking": {"experiment": experiment}})
+    tracker = open_tracker(config, run_name="looking")
+    client = tracker.store.client  # type: ignore[attr-defined]
+    mine = client.get_run(tracker.run_id)
+    runs = client.search_runs([mine.info.experiment_id])
+    (found,) = [run for run in runs if run.info.run_id != tracker.run_id]
+    return client, found
+
+
+def test_measurements_are_logged_at_any_step(tmp_path: Path) -> None:
+    from hvd_ray.commands.drafter import _tracked_run, _training_log
+
+    run, config = tmp_path / "run", Config.model_validate({"tracking": {"experiment": "measured"}})
+    with (
+        _tracked_run(run, {}, config) as tracker,
+        _training_log(100, run, tracker) as log_metrics,
+    ):
+        log_metrics({"loss": 1.0}, 7)
+        log_metrics({"accuracy/position_1": 0.5, "emitted_per_pass/all": 1.7}, 7)
+    client, found = _only_run("measured")
+    points = client.get_metric_history(found.info.run_id, "accuracy/position_1")
+    assert [(point.step, point.value) for point in points] == [(7, 0.5)]
+    assert "loss" not in found.data.metrics
+
+
+@pytest.mark.parametrize(
+    ("by", "groups"),
+    [("workload", {"edits", "talk", "sql", "all"}), ("family", {"code", "chat", "all"})],
+)
+def test_a_head_is_measured_by_group_on_held_out_responses(
+    by: str, groups: set[str], target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _responses(tmp_path / "held_out", range(100, 108))
+    save_head(random_head(), tmp_path / "head")
+    words = ("drafter", "eval", data, "--head", tmp_path / "head", "--target", target, "--by", by)
+    assert _hvd(*words, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == groups
+    assert report["all"]["tokens"] == 8 * 20
+    assert _hvd(*words) == 0
+    assert by in capsys.readouterr().out
+
+
+def test_an_unknown_grouping_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _hvd("drafter", "eval", tmp_path, "--by", "colour") == 2
+    assert "--by must be workload or family, got 'colour'" in capsys.readouterr().err
+
+
+def test_without_a_head_the_shipped_one_is_measured_or_none_is_named(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _hvd("drafter", "eval", tmp_path, "--target", target) == 2
+    assert "no EAGLE-3 head ships for" in capsys.readouterr().err
