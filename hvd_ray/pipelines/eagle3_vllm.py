@@ -7,6 +7,7 @@ budget and vLLM does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,8 @@ def _counts(metric: Any) -> bool:
 def _vllm_engine(config: Config, num_tokens: int) -> Any:
     """vLLM's offline engine in this process, one request at a time, with the head."""
     set_fast_cpu_defaults()
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # the answer is on stdout
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM
 
     num_drafted = config.drafting.eagle3.num_tokens

@@ -150,3 +150,37 @@ def test_without_a_head_the_shipped_one_is_measured_or_none_is_named(
 ) -> None:
     assert _hvd("drafter", "eval", tmp_path, "--target", target) == 2
     assert "no EAGLE-3 head ships for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("accepted_in_vllm", "code"), [(4, 0), (5, 1)])
+def test_a_comparison_with_vllm_fails_beyond_three_percent(
+    accepted_in_vllm: int,
+    code: int,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The engines themselves are stood in for; 1.4 against 1.4 or 1.5 tokens a pass."""
+    from hvd_ray.pipelines import eagle3_vllm
+    from hvd_ray.pipelines.eagle3_vllm import Acceptance
+
+    asked: list[Any] = []
+
+    def in_torch(prompts: Any, *_: Any) -> Acceptance:
+        asked.extend(prompts)
+        return Acceptance(((1, 2),), num_drafts=10, num_accepted=4)
+
+    in_vllm = Acceptance(((1, 2),), num_drafts=10, num_accepted=accepted_in_vllm)
+    monkeypatch.setattr(eagle3_vllm, "_in_torch", in_torch)
+    monkeypatch.setattr(eagle3_vllm, "_in_vllm", lambda *_: in_vllm)
+    rows = [{"id": s, "prompt": f"Say {s}", "split": s} for s in ("train", "test")]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    words = ("drafter", "compare", "--prompts", file, "--target", target)
+    assert _hvd(*words, "--json") == code
+    report = json.loads(capsys.readouterr().out)
+    assert (report["prompts"], report["identical_outputs"], len(asked)) == (1, 1, 1)
+    assert report["vllm"]["mean_acceptance_length"] == 1 + accepted_in_vllm / 10
+    assert _hvd(*words) == code
+    assert "1 of 1 outputs identical" in capsys.readouterr().out
