@@ -12,13 +12,13 @@ from hvd_ray.bench.rivals import RIVALS
 from hvd_ray.bench.workloads import Prompt
 from hvd_ray.engines.base import EngineCapabilities
 from hvd_ray.errors import UserError
-from hvd_ray.systems import SYSTEMS
+from hvd_ray.systems import MODEL_ONLY, SYSTEMS
 from hvd_ray.text import TextCodec
 from hvd_ray.types import Request, SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
 # They draft from the request at hand alone, so cold and warm are the same to them.
-WITHOUT_MEMORY = frozenset({BASELINE, "ngram", "eagle3", *RIVALS})
+WITHOUT_MEMORY = frozenset({BASELINE, "ngram", *MODEL_ONLY, *RIVALS})
 
 
 @dataclass(frozen=True, slots=True)

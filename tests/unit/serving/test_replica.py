@@ -32,9 +32,9 @@ class GatedEngine(ToyEngine):
 
     gate: threading.Event = field(default_factory=threading.Event)
 
-    def forward(self, token_ids: Any, cache: KVCache, *, num_logits: int) -> Forward:
+    def forward(self, token_ids: Any, cache: KVCache, **more: Any) -> Forward:
         assert self.gate.wait(10)
-        return ToyEngine.forward(self, token_ids, cache, num_logits=num_logits)
+        return ToyEngine.forward(self, token_ids, cache, **more)
 
 
 def call(name: str = "r", **extra: Any) -> Call:
