@@ -5,6 +5,7 @@ All of it is plain data, so that it crosses processes; nothing here imports an e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -134,10 +135,11 @@ class ReplicaFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """How a replica is doing."""
+    """How a replica is doing, or several together."""
 
     facts: ReplicaFacts
     is_alive: bool
+    """Whether any of them decodes."""
     num_running: int = 0
     """Outputs being decoded, step by step in turn."""
     num_waiting: int = 0
@@ -149,3 +151,26 @@ class ReplicaState:
     """Why the latest change of settings was refused; the ones before it stay."""
     fault: str | None = None
     """Why the decoding thread ended."""
+    num_replicas: int = 1
+    num_alive: int = 1
+
+
+def together(states: Sequence[ReplicaState]) -> ReplicaState:
+    """One state of all replicas: counts added up, policies named where they differ."""
+    alive = [state for state in states if state.is_alive]
+    shown = alive or states
+    first = shown[0]
+    return ReplicaState(
+        first.facts,
+        is_alive=bool(alive),
+        num_running=sum(state.num_running for state in states),
+        num_waiting=sum(state.num_waiting for state in states),
+        num_cached_tokens=sum(state.num_cached_tokens for state in states),
+        policy=", ".join(dict.fromkeys(state.policy for state in shown)),
+        tau=first.tau,
+        predictor=", ".join(dict.fromkeys(s.predictor for s in shown if s.predictor)) or None,
+        refused=next((state.refused for state in shown if state.refused), None),
+        fault=next((state.fault for state in states if state.fault), None),
+        num_replicas=len(states),
+        num_alive=len(alive),
+    )

@@ -189,7 +189,8 @@ class Front:
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         state = await self.backend.state()
         if not state.is_alive:
-            raise ApiError(503, "the decoding thread has stopped", code="engine_dead")
+            message = "the decoding thread has stopped"
+            raise ApiError(503, message, code="engine_dead", retry_after_s=5)
         return JSONResponse({"status": "ok"})
 
     async def version(self, request: Request) -> Response:  # noqa: ARG002
@@ -222,6 +223,8 @@ class Front:
                 "policy": state.policy,
                 "tau": state.tau,
                 "predictor": state.predictor,
+                "num_replicas": state.num_replicas,
+                "num_alive": state.num_alive,
                 "num_running": state.num_running,
                 "num_waiting": state.num_waiting,
                 "num_cached_tokens": state.num_cached_tokens,

@@ -6,7 +6,6 @@ again elsewhere when its replica is full or dies.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from hvd_ray.serving.api_error import ApiError
-from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
+from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState, together
 from hvd_ray.serving.relay import RelayCall, RelayEvent
 
 STATE_TIMEOUT_S = 10.0
@@ -78,10 +77,16 @@ class HandleBackend:
             stream.cancel()
 
     async def state(self) -> ReplicaState:
+        """All replicas together; one that does not answer in time is left out."""
+        response = self.handle.broadcast("state")
         try:
-            return await asyncio.wait_for(self.first_state(), STATE_TIMEOUT_S)
-        except (TimeoutError, RayActorError, DeploymentUnavailableError, BackPressureError):
-            raise ApiError(503, "no replica answers", code="no_replica") from None
+            found = await response.results_async(timeout_s=STATE_TIMEOUT_S, return_exceptions=True)
+        except (TimeoutError, RayActorError, DeploymentUnavailableError):
+            found = []
+        states = [state for state in found if isinstance(state, ReplicaState)]
+        if not states:
+            raise ApiError(503, "no replica answers", code="no_replica", retry_after_s=5)
+        return together(states)
 
     async def first_state(self) -> ReplicaState:
         """Waits as long as it takes for a replica to be there."""

@@ -45,8 +45,8 @@ class FrontMetrics:
         self._source_emitted = self._counter("hvd_emitted_tokens", "Output tokens", "source")
         self._rejected = self._counter("hvd_rejected_requests", "Requests refused", "status")
         self._disconnects = self._counter("hvd_client_disconnects", "Clients that left early")
-        self._cached = self._gauge("hvd_cache_tokens", "Tokens in a replica's draft cache")
-        self._is_alive = self._gauge("hvd_replica_alive", "Whether the decoding thread lives")
+        self._cached = self._gauge("hvd_cache_tokens", "Output tokens in the draft caches")
+        self._is_alive = self._gauge("hvd_replicas_alive", "Replicas whose decoding thread lives")
         self._is_refused = self._gauge(
             "hvd_settings_refused", "Whether the latest settings were refused and older ones serve"
         )
@@ -96,7 +96,7 @@ class FrontMetrics:
         self._running.labels(**self._model).set(state.num_running)
         self._waiting.labels(**self._model).set(state.num_waiting)
         self._cached.labels(**self._model).set(state.num_cached_tokens)
-        self._is_alive.labels(**self._model).set(state.is_alive)
+        self._is_alive.labels(**self._model).set(state.num_alive if state.is_alive else 0)
         self._is_refused.labels(**self._model).set(state.refused is not None)
         return generate_latest(self.registry)
 

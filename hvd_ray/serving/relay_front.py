@@ -28,7 +28,7 @@ from hvd_ray.serving.sessions import session_key
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 OURS = frozenset({"hvd", "return_metrics", "verification"})
-_OURS_ALONE = re.compile(rb"\bhvd_(rejected|client|replica|settings)_")
+_OURS_ALONE = re.compile(rb"\bhvd_(rejected|client|replicas|settings)_")
 """What the engine cannot know; the rest is its own to tell."""
 _ASKED_HEADERS = {"content-type": "application/json"}
 

@@ -144,3 +144,32 @@ def test_the_policy_changes_without_a_restart(base: str, default_model_path: Pat
     assert "/nowhere" in found["refused"]
     text = httpx.get(f"{base}/metrics", timeout=30).text
     assert 'hvd_settings_refused{engine="0",model_name="smollm2-135m"} 1.0' in text
+
+
+def test_a_killed_replica_ends_its_stream_alone_and_comes_back(base: str, ray_session: Any) -> None:
+    actors = ray_session.util.list_named_actors(all_namespaces=True)
+    name = next(actor["name"] for actor in actors if "hvd#Replica" in actor["name"])
+    body = {
+        "messages": MESSAGES,
+        "max_tokens": 2000,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    lines: list[str] = []
+    with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=60) as answer:
+        for line in answer.iter_lines():
+            lines.append(line)
+            if len(lines) == 8:
+                ray_session.kill(ray_session.get_actor(name, namespace="serve"))
+    said = [line for line in lines if line]
+    assert said[-1] == "data: [DONE]"
+    assert '"type":"server_error"' in said[-2]
+    deadline = time.monotonic() + 240
+    while httpx.get(f"{base}/health", timeout=60).status_code != 200:
+        assert time.monotonic() < deadline, "the replica did not come back"
+        time.sleep(0.5)
+    again = httpx.post(
+        f"{base}/v1/chat/completions", json={**body, "max_tokens": 4, "stream": False}, timeout=240
+    )
+    assert again.json()["usage"]["completion_tokens"] == 4

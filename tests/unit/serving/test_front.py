@@ -412,7 +412,7 @@ def test_replicas_end_of_their_own(open_client: Callable[..., TestClient]) -> No
     client = open_client(replica)
     replica.end()
     assert client.get("/health").status_code == 503
-    assert 'hvd_replica_alive{engine="0",model_name="toy"} 0.0' in client.get("/metrics").text
+    assert 'hvd_replicas_alive{engine="0",model_name="toy"} 0.0' in client.get("/metrics").text
     answer = client.post("/v1/completions", json={"prompt": "abc"})
     assert answer.status_code == 503
     assert answer.headers["retry-after"]

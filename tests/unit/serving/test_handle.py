@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
 from hvd_ray.serving.api_error import ApiError
-from hvd_ray.serving.calls import Call, Failure, Piece
+from hvd_ray.serving.calls import Call, Failure, Piece, ReplicaFacts, ReplicaState
 from hvd_ray.serving.handle import NUM_TRIES, HandleBackend
 
 PIECE = Piece(0, "a", (1,), finish_reason="stop")
@@ -92,14 +93,36 @@ def test_a_death_in_the_middle_ends_the_answer() -> None:
     assert len(handle.sessions) == 1
 
 
+FACTS = ReplicaFacts("m", "/m", "toy", "float32", 512, ("auto",))
+
+
+class FakeBroadcast:
+    def __init__(self, *results: Any) -> None:
+        self._results = results
+
+    def broadcast(self, _method: str) -> Any:
+        return self
+
+    async def results_async(self, **_how: Any) -> list[Any]:
+        return list(self._results)
+
+
+def state_of(*results: Any) -> ReplicaState:
+    return asyncio.run(HandleBackend(FakeBroadcast(*results)).state())  # type: ignore[arg-type]
+
+
+def test_the_state_is_of_all_replicas_together() -> None:
+    one = ReplicaState(FACTS, is_alive=True, num_running=2, num_cached_tokens=10, policy="suffix")
+    two = replace(one, num_running=1, num_waiting=3, policy="hvd_tau", refused="no such file")
+    dead = replace(one, is_alive=False, num_running=0, num_cached_tokens=0, fault="lost")
+    found = state_of(one, two, dead, ActorDiedError())
+    assert (found.num_running, found.num_waiting, found.num_cached_tokens) == (3, 3, 20)
+    assert (found.num_replicas, found.num_alive, found.is_alive) == (3, 2, True)
+    assert (found.policy, found.refused, found.fault) == ("suffix, hvd_tau", "no such file", "lost")
+    assert not state_of(dead).is_alive
+
+
 def test_nobody_answers_for_the_state() -> None:
-    class Dead:
-        def __getattr__(self, _name: str) -> Any:
-            return self
-
-        async def remote(self) -> Any:
-            raise ActorDiedError
-
     with pytest.raises(ApiError) as caught:
-        asyncio.run(HandleBackend(Dead()).state())  # type: ignore[arg-type]
+        state_of(ActorDiedError())
     assert caught.value.status == 503
