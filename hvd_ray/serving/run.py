@@ -73,6 +73,7 @@ def serving(
             with _token_file() if has_dashboard else nullcontext() as token_file:
                 yield Served(host, port, _log_folder(ray), _dashboard(ray), token_file)
         finally:
+            serve.delete(APP)  # waits until what is under way has ended, `drain_s` at most
             serve.shutdown()
 
 
