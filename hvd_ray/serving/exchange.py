@@ -15,12 +15,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from hvd_ray.serving.api_error import ApiError, from_failure
 from hvd_ray.serving.calls import Call, Event, Failure, Opening, Piece
 from hvd_ray.serving.metrics import FrontMetrics
-from hvd_ray.serving.shapes import ChatShape, CompletionShape
+from hvd_ray.serving.shapes import Shape
 from hvd_ray.serving.tally import Tally
 
 _log = logging.getLogger("hvd_ray.serving.front")
-AnyShape = CompletionShape | ChatShape
 T = TypeVar("T")
+GRACE_S = 2.0
+"""For a replica's own word that the time is over."""
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class Exchange:
     """From the first event to the last, whoever leaves or fails in between."""
 
     request: Request
-    shape: AnyShape
+    shape: Shape
     events: AsyncIterator[tuple[Event, ...]]
     tally: Tally
     log: RequestLog
@@ -48,7 +49,7 @@ class Exchange:
                 self.tally.add(batch)
 
         try:
-            await unless_gone(self.request, self.metrics, collect())
+            await self._in_time(collect())
         except ApiError as error:
             self.log.ended(str(error.status))
             raise
@@ -80,7 +81,7 @@ class Exchange:
             return tuple(first)
 
         try:
-            first = await unless_gone(self.request, self.metrics, begin())
+            first = await self._in_time(begin())
         except (ApiError, ClientDisconnect, asyncio.CancelledError) as error:
             self.log.ended(str(error.status) if isinstance(error, ApiError) else "left")
             await _close(self.events)
@@ -88,6 +89,17 @@ class Exchange:
         chunks = self._chunks(first)
         headers = {"X-Request-Id": self.log.request_id, "Cache-Control": "no-store"}
         return StreamingResponse(chunks, media_type="text/event-stream", headers=headers)
+
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        """The outcome of `work`; replicas keep the time limit themselves, once there is one."""
+        limit_s = self.log.call.limit_s
+        try:
+            timed = asyncio.wait_for(work, limit_s + GRACE_S)
+            return await unless_gone(self.request, self.metrics, timed)
+        except TimeoutError:
+            raise ApiError(
+                408, f"no replica answered within {limit_s:g} s", code="timeout"
+            ) from None
 
     async def _chunks(self, first: tuple[Event, ...]) -> AsyncIterator[str]:
         status = "left"
@@ -163,7 +175,7 @@ def _raise_failure(batch: tuple[Event, ...]) -> None:
             raise from_failure(event)
 
 
-def _lines(shape: AnyShape, batch: tuple[Event, ...], tally: Tally) -> str:
+def _lines(shape: Shape, batch: tuple[Event, ...], tally: Tally) -> str:
     lines = []
     for event in batch:
         tally.add((event,))

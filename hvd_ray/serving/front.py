@@ -30,7 +30,7 @@ from hvd_ray.serving.calls import (
     ReplicaFacts,
     ReplicaState,
 )
-from hvd_ray.serving.exchange import AnyShape, Exchange, RequestLog
+from hvd_ray.serving.exchange import Exchange, RequestLog
 from hvd_ray.serving.metrics import FrontMetrics
 from hvd_ray.serving.page import page_response
 from hvd_ray.serving.protocol import (
@@ -44,7 +44,7 @@ from hvd_ray.serving.protocol import (
 )
 from hvd_ray.serving.sessions import session_of
 from hvd_ray.serving.settings import Limits
-from hvd_ray.serving.shapes import ChatShape, CompletionShape
+from hvd_ray.serving.shapes import ChatShape, CompletionShape, Shape
 from hvd_ray.serving.tally import Tally
 
 _log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Front:
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options: needs stream to be true", "stream_options")
         answer_id = body.request_id or request_id_of(request)
-        shape: AnyShape = shape_class(body, answer_id=answer_id, model=self.facts.model)
+        shape: Shape = shape_class(body, answer_id=answer_id, model=self.facts.model)
         session = session_of(body, tenant=tenant, header=request.headers.get("x-session-id"))
         call = shape.call(
             request_id=f"{answer_id}-{secrets.token_hex(4)}",  # ids of clients may repeat

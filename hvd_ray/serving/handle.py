@@ -95,12 +95,20 @@ class HandleBackend:
 
     async def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], tuple[str, ...]] | Failure:
         found: tuple[tuple[int, ...], tuple[str, ...]] | Failure
-        found = await self.handle.tokenize.remote(prompt)
+        found = await self._one("tokenize", prompt)
         return found
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str | Failure:
-        found: str | Failure = await self.handle.detokenize.remote(token_ids)
+        found: str | Failure = await self._one("detokenize", token_ids)
         return found
+
+    async def _one(self, method: str, argument: object) -> Any:
+        try:
+            return await self.handle.options(method_name=method).remote(argument)
+        except BackPressureError:
+            return _BUSY
+        except (RayActorError, DeploymentUnavailableError):
+            return _GONE
 
     async def fields(self) -> Mapping[str, frozenset[str]]:
         found: Mapping[str, frozenset[str]] = await self.handle.fields.remote()

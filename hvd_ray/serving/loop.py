@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
@@ -87,7 +86,6 @@ class DecodeLoop:
         self._waiting = FairQueue()
         self._running: list[Task] = []
         self._cancelled: set[int] = set()
-        self._errands: deque[Callable[[], None]] = deque()
         self._is_ending = False
         self._changed = threading.Condition()
         self._num_failures = 0
@@ -117,13 +115,6 @@ class DecodeLoop:
             if any(running is task for running in self._running):
                 self._cancelled.add(id(task))
                 self._changed.notify()
-
-    def call_between(self, errand: Callable[[], None]) -> None:
-        """Run something between two slices, on the decoding thread."""
-        with self._changed:
-            self._check()
-            self._errands.append(errand)
-            self._changed.notify()
 
     def end(self, timeout_s: float = 10.0) -> None:
         """Stop after the current slice; what has not finished is told so."""
@@ -167,7 +158,7 @@ class DecodeLoop:
     def _await_work(self) -> bool:
         """Admit what fits; False when the thread is to end."""
         with self._changed:
-            while not (self._is_ending or self._running or self._errands or len(self._waiting)):
+            while not (self._is_ending or self._running or len(self._waiting)):
                 self._changed.wait()
             if self._is_ending:
                 return False
@@ -175,9 +166,6 @@ class DecodeLoop:
                 self._last_slice_s = monotonic()
             while len(self._waiting) and len(self._running) < self.max_running:
                 self._running.append(self._waiting.pop())
-            errands = [self._errands.popleft() for _ in range(len(self._errands))]
-        for errand in errands:
-            errand()
         return True
 
     def _advance(self, task: Task) -> None:

@@ -20,6 +20,8 @@ from hvd_ray.types import MAX_COUNT, MAX_TOP_LOGPROBS, MIN_TEMPERATURE, Sampling
 
 MAX_CHOICES = 128
 MAX_STOPS = 32
+MAX_TOKEN_LIST = 1024
+"""Biases and stop tokens are looked at for every token that is decoded."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -89,7 +91,9 @@ class _Generation(_Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
-    stop_token_ids: list[TokenId] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_LIST)] = Field(
+        default_factory=list
+    )
     include_stop_str_in_output: bool = False
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
@@ -99,7 +103,9 @@ class _Generation(_Body):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: dict[str, float] = Field(default_factory=dict)
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_TOKEN_LIST)] = Field(
+        default_factory=dict
+    )
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     ignore_eos: bool = False
     user: str | None = None

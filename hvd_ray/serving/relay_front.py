@@ -149,7 +149,9 @@ class RelayFront(Front):
             await events.aclose()  # type: ignore[attr-defined]
             raise
         headers = {"X-Request-Id": request_id_of(request), "Cache-Control": "no-store"}
-        parts = _openai_shaped(events) if head.status >= 400 else _parts(events)
+        parts = _parts(events, asyncio.get_running_loop().time() + call.limit_s)
+        if head.status >= 400:
+            parts = _openai_shaped(parts)
         if head.status >= 400:
             self.metrics.rejected(head.status)
         return StreamingResponse(
@@ -166,21 +168,34 @@ class RelayFront(Front):
         return head, b"".join(parts)
 
 
-async def _parts(events: AsyncIterator[RelayEvent | Failure]) -> AsyncIterator[bytes]:
+async def _parts(
+    events: AsyncIterator[RelayEvent | Failure], deadline_s: float
+) -> AsyncIterator[bytes]:
+    """The body as it comes; a failure or the end of the time becomes the stream's last words."""
     try:
-        async for event in events:
+        while True:
+            async with asyncio.timeout_at(deadline_s):
+                event = await anext(events)
             if isinstance(event, Failure):
-                yield f"data: {json.dumps(from_failure(event).body())}\n\ndata: [DONE]\n\n".encode()
+                yield _last_words(from_failure(event))
                 return
             assert isinstance(event, bytes)
             yield event
+    except StopAsyncIteration:
+        return
+    except TimeoutError:
+        yield _last_words(ApiError(408, "the request took too long", code="timeout"))
     finally:
         await events.aclose()  # type: ignore[attr-defined]
 
 
-async def _openai_shaped(events: AsyncIterator[RelayEvent | Failure]) -> AsyncIterator[bytes]:
+def _last_words(error: ApiError) -> bytes:
+    return f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n".encode()
+
+
+async def _openai_shaped(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """An error's body; vLLM gives a number as `code`, OpenAI a word."""
-    raw = b"".join([part async for part in _parts(events)])
+    raw = b"".join([part async for part in parts])
     try:
         error = json.loads(raw)["error"]
     except (ValueError, KeyError, TypeError):

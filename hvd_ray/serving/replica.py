@@ -27,7 +27,7 @@ from hvd_ray.serving.calls import (
 )
 from hvd_ray.serving.lineup import Lineup, Stage, line_up
 from hvd_ray.serving.loop import DecodeLoop, LoopEndedError
-from hvd_ray.serving.settings import HotSettings, Limits, hot_settings
+from hvd_ray.serving.settings import HotSettings, hot_settings
 from hvd_ray.serving.tasks import DecodeTask, ScoreTask
 from hvd_ray.serving.work import Work
 
@@ -208,10 +208,6 @@ class Replica:
     @property
     def lineup(self) -> Lineup:
         return self._lineup
-
-    @property
-    def limits(self) -> Limits:
-        return self._hot.limits
 
     async def reconfigure(self, tree: dict[str, Any]) -> bool:
         """Take new settings on; requests under way end with the old ones.

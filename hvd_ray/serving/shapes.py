@@ -17,6 +17,8 @@ from hvd_ray.serving.tally import Output, Tally
 from hvd_ray.types import Step
 
 Json = dict[str, Any]
+MAX_OUTPUTS = 1024
+"""Prompts times choices of one request."""
 
 
 class Shape(Protocol):
@@ -42,6 +44,10 @@ class Shape(Protocol):
         """What a stream shows of a cycle; None: nothing yet."""
         ...
 
+    def end_chunks(self, tally: Tally) -> list[Json]:
+        """What follows the last choice: usage and metrics, where they are wanted."""
+        ...
+
 
 class _Shape:
     """What both endpoints share."""
@@ -61,7 +67,6 @@ class _Shape:
         return {**self._head, "object": kind, "choices": choices}
 
     def end_chunks(self, tally: Tally) -> list[Json]:
-        """What follows the last choice: usage and metrics, where they are wanted."""
         if not (self._base.wants_usage or self._base.return_metrics):
             return []
         chunk = self.frame([], is_chunk=True)
@@ -123,6 +128,9 @@ class CompletionShape(_Shape):
         body = self._body
         if body.max_tokens == 0 and not body.echo:
             raise bad_request("max_tokens: 0 makes sense with echo alone", "max_tokens")
+        if len(body.prompts) * body.n > MAX_OUTPUTS:
+            message = f"prompt: {len(body.prompts)} prompts times n={body.n}; at most {MAX_OUTPUTS}"
+            raise bad_request(f"{message} outputs a request", "prompt")
         scores_prompt = body.echo and body.logprobs is not None
         return Call(
             request_id=request_id,

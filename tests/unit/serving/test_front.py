@@ -1,5 +1,6 @@
 """The endpoints over a toy: shapes, streams, logprobs, usage, errors."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hvd_ray.engines.toy import ToyEngine
+from hvd_ray.serving.front import Front
 from hvd_ray.serving.settings import Limits
 from tests.unit.serving.conftest import make_replica
 
@@ -250,6 +252,9 @@ def test_prometheus_counts_tokens_by_source(client: TestClient) -> None:
         ({"logit_bias": {"1": 1000}}, "logit_bias"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
+        ({"prompt": ["a"] * 9, "n": 128}, "prompt"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
         ({"stop": ""}, "stop"),
         ({"stop": [1]}, "stop"),
         ({"stop_token_ids": [99]}, "stop_token_ids"),
@@ -433,3 +438,25 @@ def test_logs_name_requests_and_hold_no_text(
     assert "prompt_tokens=15 output_tokens=24" in caplog.text
     assert secret not in caplog.text
     assert answer.json()["choices"][0]["text"] not in caplog.text
+
+
+class Silent:
+    """Replicas that are not there: nothing ever comes."""
+
+    async def serve(self, _call: Any) -> Any:
+        await asyncio.sleep(3600)
+        yield ()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_without_a_replica_the_time_limit_still_holds(
+    monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    monkeypatch.setattr("hvd_ray.serving.exchange.GRACE_S", 0.0)
+    replica = make_replica()
+    front = Front(Silent(), replica.facts, limits=Limits(request_timeout_s=0.05))  # type: ignore[arg-type]
+    with TestClient(front.app(), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client:
+        answer = client.post("/v1/completions", json={"prompt": "a", "stream": is_stream})
+    replica.end()
+    assert answer.status_code == 408
+    assert answer.json()["error"]["code"] == "timeout"
