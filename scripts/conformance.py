@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,35 @@ def served(words: list[str]) -> Iterator[str]:
 
 def facts(base: str) -> Any:
     return httpx.get(f"{base}/v1/models", timeout=60).json()["data"][0]
+
+
+def sdk(base: str) -> str:
+    """The openai SDK: chat, a stream, and with vLLM a tool and a schema."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", timeout=300)
+    ask: Any = client.chat.completions.create
+    name = facts(base)["id"]
+    messages = [{"role": "user", "content": "What is 2 plus 3? Add the numbers."}]
+    common = {"model": name, "messages": messages, "temperature": 0, "max_tokens": 48}
+    whole = ask(**common).choices[0].message.content
+    stream = ask(**common, stream=True)
+    joined = "".join(c.delta.content or "" for chunk in stream for c in chunk.choices)
+    if joined != whole:
+        raise CheckError(f"streamed {joined!r}, whole {whole!r}")
+    if httpx.get(f"{base}/ui/state", timeout=60).json()["engine"] != "vllm":
+        return "a chat, streamed and whole"
+    numbers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    schema = {"type": "object", "properties": numbers, "required": ["a", "b"]}
+    tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
+    choice = {"type": "function", "function": {"name": "add"}}
+    called = ask(**common, tools=[tool], tool_choice=choice).choices[0].message.tool_calls[0]
+    shaped = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}
+    answer = ask(**common, response_format=shaped).choices[0].message.content
+    for text in (called.function.arguments, answer):
+        if set(json.loads(text)) != {"a", "b"}:
+            raise CheckError(text)
+    return f"a chat, streamed and whole; a tool, a schema: {called.function.arguments}"
 
 
 def bench_serve(base: str) -> str:
@@ -223,6 +253,76 @@ async def asked(
     return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
 
 
+def overhead(base: str) -> str:
+    """What serving adds to a cycle: the time between chunks, less what the cycle itself took."""
+    if httpx.get(f"{base}/ui/state", timeout=60).json()["engine"] == "vllm":
+        return "skipped: vLLM does not tell what a cycle took; compare with --bare"
+    body = {
+        "messages": [{"role": "user", "content": "Tell a long story."}],
+        "max_tokens": 128,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_steps": True,
+        "hvd": "off",
+    }
+    added_ms: list[float] = []
+    for _ in range(3):
+        arrived: list[tuple[float, float]] = []
+        url = f"{base}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=300) as answer:
+            for line in answer.iter_lines():
+                if '"steps"' in line:
+                    step = json.loads(line.removeprefix("data: "))["choices"][0]["hvd"]["steps"][0]
+                    took_ms = (step["draft_us"] + step["verify_us"]) / 1e3
+                    arrived.append((time.perf_counter() * 1e3, took_ms))
+        added_ms += [b - a - took for (a, _), (b, took) in pairwise(arrived)]
+    return f"{len(added_ms)} cycles, {spread(added_ms)} ms added to a cycle"
+
+
+def compared(base: str, bare: str) -> str:
+    """The same streams on this server and on a bare one, in turns, four at a time."""
+
+    async def timed(client: httpx.AsyncClient, place: str, number: int) -> tuple[float, float]:
+        body = {
+            "model": facts_of[place],
+            "prompt": f"Number {number}: once upon a time",
+            "max_tokens": 16,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        began, first = time.perf_counter(), None
+        async with client.stream("POST", f"{place}/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if first is None and line.startswith("data: {"):
+                    first = time.perf_counter()
+        return (first or 0) - began, time.perf_counter() - began
+
+    async def run_both() -> str:
+        found: dict[str, list[tuple[float, float]]] = {base: [], bare: []}
+        async with httpx.AsyncClient(timeout=300) as client:
+            for turn in range(16):
+                for place in (base, bare) if turn % 2 else (bare, base):
+                    numbers = range(turn * 4, turn * 4 + 4)
+                    found[place] += await asyncio.gather(
+                        *(timed(client, place, number) for number in numbers)
+                    )
+        told = []
+        for index, what in enumerate(("first token", "whole")):
+            ours, theirs = ([t[index] * 1e3 for t in found[place]] for place in (base, bare))
+            told.append(f"{what}: ours {spread(ours)} ms, bare {spread(theirs)} ms")
+        return "; ".join(told)
+
+    facts_of = {place: facts(place)["id"] for place in (base, bare)}
+    return asyncio.run(run_both())
+
+
+def spread(values: list[float]) -> str:
+    ordered = sorted(values)
+    return f"p50 {ordered[len(ordered) // 2]:.1f}, p99 {ordered[int(len(ordered) * 0.99)]:.1f}"
+
+
 def leavers(base: str, *, number: int) -> str:
     """Clients that leave in the middle; nothing of theirs goes on."""
 
@@ -286,6 +386,7 @@ def found(pattern: str, text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", help="an address that is served already")
+    parser.add_argument("--bare", help="another server of the same model, to compare with")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--leavers", type=int, default=200)
@@ -293,16 +394,20 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="settings of `hvd serve`, e.g. dtype=float32")
     given = parser.parse_args()
     checks: dict[str, Callable[[str], str]] = {
+        "openai": sdk,
+        "overhead": overhead,
         "vllm bench serve": bench_serve,
         "guidellm": guidellm,
         "lm-eval": lm_eval,
         "load": lambda base: load(base, clients=given.clients, seconds=given.seconds),
         "leavers": lambda base: leavers(base, number=given.leavers),
     }
+    if given.bare:
+        checks["bare"] = lambda base: compared(base, given.bare)
     chosen = [name for name in checks if not given.only or name in given.only.split(",")]
     if given.base:
         return judge(given.base, checks, chosen)
-    with served(given.words or ["dtype=float32", "serving.limits.max_requests=256"]) as base:
+    with served([*("dtype=float32", "serving.limits.max_requests=256"), *given.words]) as base:
         return judge(base, checks, chosen)
 
 
