@@ -56,25 +56,45 @@ def serving(
     Raises:
         UserError: Ray cannot be reached, or the deployment fails for a reason that can be mended.
     """
-    from hvd_ray.pipelines.cluster import connected
+    from hvd_ray.pipelines.cluster import OWN, connected
 
+    is_own = os.environ.get("RAY_ADDRESS", "") in OWN
     num_cpus = ceil(_num_replicas(config) * config.serving.cpus_per_replica) + 1
     with connected(num_cpus=num_cpus, has_dashboard=has_dashboard) as ray:
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
-            serve.start(
-                proxy_location="HeadOnly",
-                http_options={"host": host, "port": port, "keep_alive_timeout_s": 90},
-                logging_config={"enable_access_log": False},
-            )
+            _start(host, port)
             deploy(config)
             with _token_file() if has_dashboard else nullcontext() as token_file:
                 yield Served(host, port, _log_folder(ray), _dashboard(ray), token_file)
         finally:
             serve.delete(APP)  # waits until what is under way has ended, `drain_s` at most
-            serve.shutdown()
+            if is_own:
+                serve.shutdown()
+
+
+def _start(host: str, port: int) -> None:
+    """Start Serve; one that runs already keeps its address, which must then be ours.
+
+    Raises:
+        UserError: it listens elsewhere.
+    """
+    from ray import serve
+    from ray.serve.context import _get_global_client
+
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": host, "port": port, "keep_alive_timeout_s": 90},
+        logging_config={"enable_access_log": False},
+    )
+    found = _get_global_client().http_config
+    if (found.host, found.port) != (host, port):
+        raise UserError(
+            f"Serve runs on this cluster already, on {found.host}:{found.port}: give "
+            f"--host {found.host} --port {found.port}"
+        )
 
 
 def _num_replicas(config: ServeConfig) -> int:
