@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+import ray
 from pydantic import BaseModel, ConfigDict
 from ray import serve
 from ray.serve.config import RequestRouterConfig
@@ -23,6 +24,7 @@ from hvd_ray.serving.auth import load_keys
 from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.handle import HandleBackend
+from hvd_ray.serving.kept import KeptSettings
 from hvd_ray.serving.relay import RelayCall, RelayEvent
 from hvd_ray.serving.replica import Replica
 from hvd_ray.serving.settings import (
@@ -80,13 +82,15 @@ class ReplicaDeployment:
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it once before the first request, and when `user_config` has changed."""
-        from hvd_ray.serving.opening import open_replica
-
+        kept = _kept(self._config)
         if self._replica is None:
-            self._replica = open_replica(self._config, hot_settings(user_config))
+            from hvd_ray.serving.opening import load_stage, open_replica
+
+            stage = load_stage(self._config)
+            self._replica = open_replica(self._config, stage, user_config, kept)
             self._replica.poll_every(self._config.serving.poll_s)
-        else:
-            await self._replica.reconfigure(user_config)
+        elif await self._replica.reconfigure(user_config):
+            kept.keep(user_config)
 
     async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
         async with aclosing(self._served.serve(call)) as batches:
@@ -237,6 +241,11 @@ def application(config: ServeConfig) -> serve.Application:
         health_check_period_s=5.0,
     )(FrontDeployment)
     return front.bind(tree, replica.bind(tree))
+
+
+def _kept(config: ServeConfig) -> KeptSettings:
+    session = ray.get_runtime_context().get_session_name()
+    return KeptSettings.of(session, serve.get_replica_context().app_name, config.lasting)
 
 
 def _log_as_serve_does() -> None:

@@ -5,30 +5,57 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from typing import Any
 
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_model, tokenizer_sha
+from hvd_ray.serving.kept import KeptSettings
 from hvd_ray.serving.lineup import Stage, set_stage
 from hvd_ray.serving.replica import Replica
-from hvd_ray.serving.settings import HotSettings, ServeConfig
+from hvd_ray.serving.settings import ServeConfig, hot_settings
 from hvd_ray.traces.store import read_traces
 
 _log = logging.getLogger(__name__)
 
 
-def open_replica(config: ServeConfig, hot: HotSettings) -> Replica:
-    """Load everything a replica needs.
+def load_stage(config: ServeConfig) -> Stage:
+    """The target and its drafters, with an empty cache.
 
     Raises:
-        UserError: the model, or a part that was named, cannot be had.
+        UserError: the model or a head that was named cannot be had.
     """
     from hvd_ray.systems import load_engine
 
     config = config.model_copy(update={"num_threads": config.num_threads or _threads(config)})
     engine, codec = load_engine(config)
-    stage = set_stage(config, engine=engine, codec=codec)
+    return set_stage(config, engine=engine, codec=codec)
+
+
+def open_replica(
+    config: ServeConfig, stage: Stage, tree: dict[str, Any], kept: KeptSettings | None = None
+) -> Replica:
+    """A replica with the settings of a `user_config`, its cache filled if that is wished.
+
+    Args:
+        config: what lasts.
+        stage: the target, loaded.
+        tree: the `user_config`.
+        kept: settings that held before, for when these do not.
+
+    Raises:
+        UserError: the settings ask for what cannot be had, and none have held before.
+    """
     root = resolve_model(config.model).path_or_id
-    served = Replica(stage, name=config.served_name, root=root, hot=hot)
+    try:
+        served = Replica(stage, name=config.served_name, root=root, hot=hot_settings(tree))
+        if kept is not None:
+            kept.keep(tree)
+    except UserError as error:
+        last = kept.last() if kept is not None else None
+        if last is None:
+            raise
+        served = Replica(stage, name=config.served_name, root=root, hot=hot_settings(last))
+        served.refuse(error)
     for note in served.lineup.notes:
         _log.warning(note)
     if config.serving.warm_traces is not None:

@@ -221,7 +221,7 @@ class Replica:
                 folder = await asyncio.to_thread(self._stage.predictor_folder, hot.policy)
                 await self._line_up(hot)
             except UserError as error:
-                self._refuse(error)
+                self.refuse(error)
                 return False
             self._predictor = folder
             self._hot, self._admission.limits = hot, hot.limits
@@ -238,7 +238,7 @@ class Replica:
                     return False
                 await self._line_up(self._hot)
             except UserError as error:
-                self._refuse(error)
+                self.refuse(error)
                 return False
             self._predictor = folder
             return True
@@ -260,7 +260,8 @@ class Replica:
         self._lineup, self._refused = lineup, None
         _log.info("serving policy %s, predictor %s", lineup.policy, lineup.predictor)
 
-    def _refuse(self, error: UserError) -> None:
+    def refuse(self, error: UserError) -> None:
+        """Note that the latest settings do not hold, and why."""
         if str(error) != self._refused:
             _log.error("refused, what served before stays: %s", error)
         self._refused = str(error)

@@ -1,5 +1,6 @@
 """A cache that begins with stored traces."""
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import pytest
 
 from hvd_ray.errors import UserError
+from hvd_ray.fetch import ModelRef
 from hvd_ray.serving.calls import Call, Piece
-from hvd_ray.serving.opening import warm
+from hvd_ray.serving.kept import KeptSettings
+from hvd_ray.serving.opening import open_replica, warm
 from hvd_ray.serving.settings import serve_config
 from hvd_ray.traces.schema import Trace
 from hvd_ray.traces.store import write_traces
@@ -45,8 +48,6 @@ def sha(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("sha")
 def test_outputs_of_traces_are_drafted_for_their_tenant_alone(tmp_path: Path) -> None:
-    import asyncio
-
     write_traces([trace(1), trace(2, error="lost", output_token_ids=())], tmp_path / "a.parquet")
     config = serve_config({"serving": {"warm_traces": str(tmp_path), "warm_tenant": "alice"}})
     replica = make_replica()
@@ -70,3 +71,39 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another tokenizer"):
         warm(replica._stage, replica, config, root="/toys")
     replica.end()
+
+
+def test_settings_that_held_serve_on_after_a_refused_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that starts later is given what the running ones refused."""
+    toy = ModelRef("toy", "/toys/toy", is_local=True)
+    monkeypatch.setattr("hvd_ray.serving.opening.resolve_model", lambda _name: toy)
+    replica = make_replica()
+    stage, config = replica._stage, serve_config({})
+    kept = KeptSettings(tmp_path / "settings.json")
+    bad = {"policy": {"name": "hvd_tau", "predictor": "/nowhere"}}
+    with pytest.raises(UserError, match="nothing is at hand"):
+        open_replica(config, stage, bad, kept)
+    opened = open_replica(config, stage, {"policy": {"name": "rule_match"}}, kept)
+    later = open_replica(config, stage, bad, kept)
+
+    async def state_of(served: Any) -> Any:
+        return await served.state()
+
+    state = asyncio.run(state_of(later))
+    assert (state.policy, state.is_alive) == ("rule_match", True)
+    assert "nothing is at hand" in state.refused
+    for one in (replica, opened, later):
+        one.end()
+
+
+def test_kept_settings_belong_to_one_deployment_of_one_session(hvd_home: Path) -> None:  # noqa: ARG001
+    one = KeptSettings.of("s", "app", {"model": "m"})
+    assert one.last() is None
+    one.keep({"policy": {"tau": 1}})
+    assert KeptSettings.of("s", "app", {"model": "m"}).last() == {"policy": {"tau": 1}}
+    for other in (("t", "app", {"model": "m"}), ("s", "b", {"model": "m"}), ("s", "app", {})):
+        assert KeptSettings.of(*other).last() is None
+    one.path.write_text("{")
+    assert one.last() is None
