@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 SCORED_ROWS = 64
 """Rows of a prompt scored in one slice: a float32 row of logits is vocabulary times 4 bytes."""
 
+READ_ROWS = 512
+"""Rows of a long prompt read in one slice: as many as the engine itself reads in one piece."""
+
 Emit = Callable[[Event], None]
 
 
@@ -62,17 +65,33 @@ class DecodeTask:
         return self.call.tenant
 
     def step(self) -> bool:
-        """One cycle; the first one reads the prompt as well."""
+        """One cycle, or a part of a long prompt; the first cycle reads the rest of it."""
         try:
             if self._generation is None:
                 self._waited_ms = (monotonic() - self._submitted_s) * 1e3
                 self._generation = self.decoder.start(self.request)
+            if self._read_ahead(self._generation):
+                return False
             trimmed = self.decoder.step(self._generation)
         except UserError as error:
             self.emit(refusal_of(error))
             return True
         self.emit(self._piece(self._generation, trimmed))
         return self._generation.is_finished
+
+    def _read_ahead(self, generation: Generation) -> bool:
+        """Read a part of a prompt that is longer, so that others need not wait for all of it.
+
+        A head needs the hidden states of the whole prompt in one piece, so with one it is read in
+        one slice.
+        """
+        cache = generation.state.cache
+        end = cache.length + READ_ROWS
+        if self.decoder.model_drafter is not None or end >= generation.context.prompt_len:
+            return False
+        rows = generation.context.token_ids.view(cache.length)[:READ_ROWS].copy()
+        self.decoder.engine.forward(rows, cache, num_logits=1)
+        return True
 
     def fail(self, error: BaseException, *, is_fatal: bool) -> None:
         self.emit(failure_of(error, is_fatal=is_fatal))

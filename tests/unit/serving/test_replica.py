@@ -19,7 +19,7 @@ from hvd_ray.engines.toy import ToyEngine
 from hvd_ray.errors import UserError
 from hvd_ray.serving.calls import Call, Event, Failure, Opening, Piece
 from hvd_ray.serving.replica import Replica
-from hvd_ray.types import SamplingParams
+from hvd_ray.types import Request, SamplingParams
 from tests.unit.payoff.networks import random_predictor
 from tests.unit.serving.conftest import NO_SOURCES, make_replica
 
@@ -294,3 +294,31 @@ def test_token_ids_are_numbers_of_python(replica: Replica) -> None:
     events = asyncio.run(events_of(replica, call()))
     pieces = [event for event in events if isinstance(event, Piece)]
     assert not any(isinstance(token, np.generic) for p in pieces for token in p.token_ids)
+
+
+def test_a_long_prompt_is_read_in_parts_and_others_go_on() -> None:
+    engine = ToyEngine(context_length=8192)
+    replica = make_replica({"limits": {"max_running": 2}}, engine=engine)
+    long_prompt = tuple(range(1, 13)) * 400
+    order: list[str] = []
+
+    async def follow(name: str, prompt: Any) -> str:
+        text = ""
+        async for batch in replica.serve(call(name, prompts=(prompt,), max_tokens=12)):
+            pieces = [event for event in batch if isinstance(event, Piece)]
+            order.extend(name for _ in pieces)
+            text += text_of(list(batch))
+        return text
+
+    async def run() -> list[str]:
+        reading = asyncio.create_task(follow("long", long_prompt))
+        await until(lambda: replica._loop.num_running == 1)
+        return [await follow("short", "badge"), await reading]
+
+    short, long = asyncio.run(run())
+    assert order[0] == "short"
+    decoder = replica.lineup.decoders["off"]
+    request = Request("alone", long_prompt, SamplingParams(max_tokens=12, ignore_eos=True))
+    assert long == decoder.generate(request).text
+    assert len(short) == 12
+    replica.end()
