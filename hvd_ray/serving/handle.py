@@ -6,6 +6,7 @@ again elsewhere when its replica is full or dies.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -84,9 +85,15 @@ class HandleBackend:
         except (TimeoutError, RayActorError, DeploymentUnavailableError):
             found = []
         states = [state for state in found if isinstance(state, ReplicaState)]
-        if not states:
-            raise ApiError(503, "no replica answers", code="no_replica", retry_after_s=5)
-        return together(states)
+        return together(states) if states else await self._state_soon()
+
+    async def _state_soon(self) -> ReplicaState:
+        """That of the next replica to be there: none is listed while it takes new settings on."""
+        try:
+            return await asyncio.wait_for(self.first_state(), STATE_TIMEOUT_S)
+        except (TimeoutError, RayActorError, DeploymentUnavailableError, BackPressureError):
+            message = "no replica answers"
+            raise ApiError(503, message, code="no_replica", retry_after_s=5) from None
 
     async def first_state(self) -> ReplicaState:
         """Waits as long as it takes for a replica to be there."""

@@ -97,8 +97,20 @@ FACTS = ReplicaFacts("m", "/m", "toy", "float32", 512, ("auto",))
 
 
 class FakeBroadcast:
-    def __init__(self, *results: Any) -> None:
-        self._results = results
+    """Answers a broadcast at once, and a single call with `soon` or never."""
+
+    def __init__(self, *results: Any, soon: ReplicaState | None = None) -> None:
+        self._results, self._soon = results, soon
+
+    @property
+    def state(self) -> Any:
+        return self
+
+    async def remote(self) -> ReplicaState:
+        if self._soon is None:
+            await asyncio.sleep(3600)
+        assert self._soon is not None
+        return self._soon
 
     def broadcast(self, _method: str) -> Any:
         return self
@@ -122,7 +134,13 @@ def test_the_state_is_of_all_replicas_together() -> None:
     assert not state_of(dead).is_alive
 
 
-def test_nobody_answers_for_the_state() -> None:
+def test_a_replica_that_takes_settings_on_is_waited_for() -> None:
+    soon = ReplicaState(FACTS, is_alive=True, policy="suffix")
+    assert asyncio.run(HandleBackend(FakeBroadcast(soon=soon)).state()) == soon  # type: ignore[arg-type]
+
+
+def test_nobody_answers_for_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvd_ray.serving.handle.STATE_TIMEOUT_S", 0.01)
     with pytest.raises(ApiError) as caught:
         state_of(ActorDiedError())
     assert caught.value.status == 503
