@@ -32,6 +32,16 @@ STARTING_S = 300
 TOPICS = ("planets", "rivers", "metals", "cities", "trees", "birds", "colours", "rocks")
 
 
+# The `vllm` command itself needs the metadata of the GPU package.
+BENCH_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
 class CheckError(Exception):
     """A check did not hold."""
 
@@ -93,7 +103,7 @@ def bench_serve(base: str) -> str:
         return "skipped: vllm is not installed"
     model = facts(base)
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
+        *(sys.executable, "-c", BENCH_SERVE),
         *("--base-url", base, "--model", model["id"], "--tokenizer", model["root"]),
         *("--dataset-name", "random", "--random-input-len", "64", "--random-output-len", "24"),
         *("--num-prompts", "12", "--max-concurrency", "4", "--backend", "openai"),
@@ -113,12 +123,16 @@ def guidellm(base: str) -> str:
     model = facts(base)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [
-            *(sys.executable, "-m", "guidellm", "benchmark", "run", "--target", base),
-            *("--model", model["id"], "--processor", model["root"], "--profile", "concurrent"),
-            *("--rate", "2", "--max-requests", "6", "--data", "prompt_tokens=32,output_tokens=16"),
-            *("--output-path", str(report)),
-        ]
+        words = {
+            "backend": f"kind=openai_http,target={base},model={model['id']}",
+            "profile": "kind=concurrent,streams=2",
+            "constraint": "kind=max_requests,count=6",
+            "tokenizer": f"kind=hf_auto,model={model['root']}",
+            "data": "kind=synthetic_text,prompt_tokens=32,output_tokens=16",
+            "output": f"kind=json,path={report}",
+        }
+        options = [word for name, value in words.items() for word in (f"--{name}", value)]
+        command = [sys.executable, "-m", "guidellm", "run", "--disable-console", *options]
         run(command)
         text = report.read_text()
     totals = json.loads(text)["benchmarks"][0]["metrics"]["request_totals"]
