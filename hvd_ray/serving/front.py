@@ -228,6 +228,7 @@ class Front:
                 "num_running": state.num_running,
                 "num_waiting": state.num_waiting,
                 "num_cached_tokens": state.num_cached_tokens,
+                "passes": dict(self.metrics.passes),
                 "refused": state.refused,
             }
         )

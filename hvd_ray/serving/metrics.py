@@ -5,6 +5,7 @@ Tokens are counted, never chunks: a cycle that emits five tokens in one chunk is
 
 from __future__ import annotations
 
+from collections import Counter as Counted
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -22,6 +23,8 @@ class FrontMetrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        self.passes: Counted[str] = Counted()
+        """Target passes since the start, by what they verified."""
         self._model = {"model_name": model, "engine": "0"}
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Cycles that verified a draft")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens")
@@ -55,6 +58,7 @@ class FrontMetrics:
         """Count target passes and what they verified."""
         for step in steps:
             source = {"source": step.source.value}
+            self.passes[step.source.value] += 1
             self._cycles.labels(**self._model, **source).inc()
             self._source_emitted.labels(**self._model, **source).inc(step.emitted)
             self._generated.labels(**self._model).inc(step.emitted)

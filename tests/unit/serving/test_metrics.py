@@ -31,3 +31,12 @@ def test_the_boards_labels_are_those_of_the_metrics(client: TestClient) -> None:
     for label in ("source", "status", "finished_reason", "model_name"):
         assert f'{label}="' in text
         assert label in BOARD.read_text()
+
+
+def test_the_page_is_told_what_passes_verified(client: TestClient) -> None:
+    client.post("/v1/completions", json={"prompt": "badge", "temperature": 0})
+    passes = client.get("/ui/state").json()["passes"]
+    served = client.get("/metrics").text
+    for source, count in passes.items():
+        assert f'model_name="toy",source="{source}"}} {count}.0' in served
+    assert set(passes) == {"none", "suffix"}
