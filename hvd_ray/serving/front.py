@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -48,8 +48,7 @@ from hvd_ray.serving.shapes import ChatShape, CompletionShape, Shape
 from hvd_ray.serving.tally import Tally
 
 _log = logging.getLogger(__name__)
-_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
-T = TypeVar("T")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 Handler = Callable[[Request], Awaitable[Response]]
 
 

@@ -111,7 +111,7 @@ class _Generation(_Body):
     user: str | None = None
     session_id: Text | None = None
     cache_salt: Text | None = None
-    request_id: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] | None = None
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")] | None = None
     return_token_ids: bool = False
     return_metrics: bool = False
     """Ours: `metrics` in the response, as vLLM's, with the share of each source."""

@@ -275,6 +275,7 @@ def test_prometheus_counts_tokens_by_source(client: TestClient) -> None:
         ({"prompt": "a" * 512}, "prompt"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"request_id": "white space"}, "request_id"),
+        ({"request_id": "naïve"}, "request_id"),
     ],
 )
 def test_what_cannot_be_served_is_named(client: TestClient, body: Any, param: str) -> None:
