@@ -90,6 +90,7 @@ def _check(config: ServeConfig, host: str, port: int) -> None:
     from hvd_ray.commands.ui import _check_free
     from hvd_ray.fetch import fetch_model
     from hvd_ray.serving.auth import is_loopback_host, load_keys
+    from hvd_ray.serving.opening import check
 
     keys = load_keys(config.serving.api_keys)
     if keys.is_open and not is_loopback_host(host):
@@ -99,6 +100,7 @@ def _check(config: ServeConfig, host: str, port: int) -> None:
         )
     _check_free(host, port)
     fetch_model(config.model)
+    check(config)
 
 
 def _run(

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from hvd_ray.bench.parts import Sources, find_parts
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_model, tokenizer_sha
 from hvd_ray.serving.kept import KeptSettings
@@ -16,6 +17,20 @@ from hvd_ray.serving.settings import ServeConfig, hot_settings
 from hvd_ray.traces.store import read_traces
 
 _log = logging.getLogger(__name__)
+
+
+def check(config: ServeConfig) -> None:
+    """Refuse settings that a replica would refuse, before one is started for them.
+
+    Raises:
+        UserError: a part that was named, or that a named policy needs, cannot be had.
+    """
+    if config.serving.engine == "vllm":
+        from hvd_ray.serving.vllm_engine import engine_arguments
+
+        engine_arguments(config)
+    elif "name" in config.policy.model_fields_set:
+        find_parts([config.policy.name], config, Sources())
 
 
 def load_stage(config: ServeConfig) -> Stage:

@@ -35,6 +35,8 @@ def _never(*_arguments: object, **_more: object) -> None:
         (["serving.limits.max_running=0"], "max_running"),
         (["serving.api_keys=/nowhere"], "API keys /nowhere: cannot be read"),
         (["nonsense"], "expected key=value"),
+        (["policy.name=hvd_tau"], "no payoff predictor"),
+        (["policy.name=ngram", "serving.engine=vllm"], "not supported: policy.name=ngram"),
     ],
 )
 def test_settings_that_cannot_be(settings: list[str], word: str) -> None:
@@ -49,11 +51,11 @@ def test_an_open_host_needs_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(command, "_run", lambda config, *_, **__: started.append(config))
     keys = tmp_path / "keys"
     keys.write_text(f"me {KEY}\n")
-    serve(host="0.0.0.0", api_keys=keys, replicas=3, engine="vllm", model="m")
+    serve(host="0.0.0.0", api_keys=keys, replicas=3, model="m")
     monkeypatch.setenv("HVD_API_KEYS", f"me {KEY}")
     serve(host="0.0.0.0")
     serving = started[0].serving
-    assert (serving.api_keys, serving.replicas, serving.engine) == (keys, 3, "vllm")
+    assert (serving.api_keys, serving.replicas, serving.engine) == (keys, 3, "torch")
     assert started[0].model == "m"
     assert len(started) == 2
 
