@@ -25,6 +25,7 @@ COMMAND_MODULES = (
     "tune",
     "promote",
     "drafter",
+    "plan",
     "serve",
     "ui",
     "advise",

@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
                 "pages",
                 "paper",
                 "pipelines",
+                "scaling",
                 "serving",
                 "tuning",
                 "vllm_plugin",

@@ -1,0 +1,237 @@
+"""`hvd plan`: time, memory, disk and cost of the pipeline on so many workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hvd_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from hvd_ray.scaling.plan import Plan
+
+EXAMPLE = "Example: `hvd plan --tokens 1e9 --workers 64 --largest-tenant 0.5 --price 1.20`"
+CURVE = (1, 2, 4, 8, 16, 32, 64, 256)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("plan", epilog=EXAMPLE)(plan)
+
+
+def plan(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Costs of your own, e.g. collect.token_us=400."
+        ),
+    ] = None,
+    tokens: Annotated[
+        str, typer.Option(metavar="N", help="Output tokens to trace and label, e.g. 1e9.")
+    ] = "1e6",
+    workers: Annotated[int, typer.Option(metavar="N", help="Workers of every stage.")] = 4,
+    cores: Annotated[
+        int | None, typer.Option(metavar="N", help="Cores under them. Default: one each.")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(metavar="N", help="Shards. Default: four a worker.")
+    ] = None,
+    trace_tokens: Annotated[int, typer.Option(metavar="N", help="Output tokens of a trace.")] = 128,
+    session_traces: Annotated[int, typer.Option(metavar="N", help="Traces of a session.")] = 4,
+    largest_tenant: Annotated[
+        float, typer.Option(metavar="SHARE", help="One tenant's share of the traffic, e.g. 0.5.")
+    ] = 0.0,
+    trials: Annotated[int, typer.Option(metavar="N", help="Trials of the sweep.")] = 64,
+    storage_mb_s: Annotated[
+        float | None, typer.Option(metavar="N", help="What the shared storage takes. Default: all.")
+    ] = None,
+    memory_gb: Annotated[
+        float, typer.Option(metavar="N", help="Memory of a worker and of the driver: warn beyond.")
+    ] = 64.0,
+    price: Annotated[
+        float | None, typer.Option(metavar="X", help="Of one worker for an hour.")
+    ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Stage costs. Default: those measured for hvd, on a CPU."
+        ),
+    ] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Also times for 1 to 256 workers.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
+) -> None:
+    """Simulate collect, label, train and tune from measured stage costs."""
+    from hvd_ray.scaling.costs import load_stage_costs
+    from hvd_ray.scaling.load import Load
+    from hvd_ray.scaling.model import Machines
+    from hvd_ray.scaling.plan import Plan
+
+    for flag, value in (("--workers", workers), ("--cores", cores), ("--shards", shards)):
+        if value is not None and value < 1:
+            raise UserError(f"{flag} must be 1 or more, got {value}")
+    planned = Plan(
+        load_stage_costs(costs, tuple(settings or ())),
+        Load(
+            _number(tokens),
+            trace_tokens=trace_tokens,
+            session_traces=session_traces,
+            largest_tenant=largest_tenant,
+        ),
+        Machines(workers, cores, storage_mb_s or float("inf")),
+        num_shards=shards,
+        num_trials=trials,
+    )
+    if as_json:
+        found = planned.as_json()
+        if curve:
+            found["curve"] = _curve(planned)
+        print(json.dumps(found, allow_nan=False))
+        return
+    _show(planned, price=price, memory_gb=memory_gb, with_curve=curve)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(float(text.replace("_", "").replace(",", "")))
+    except (ValueError, OverflowError):
+        raise UserError(f"--tokens {text!r}: expected a number such as 1e9") from None
+
+
+def _curve(planned: Plan) -> dict[str, dict[str, float]]:
+    from hvd_ray.scaling.costs import STAGES
+
+    return {
+        name: {str(workers): planned.with_workers(workers).stage(name).seconds for workers in CURVE}
+        for name in STAGES
+    }
+
+
+def _show(planned: Plan, *, price: float | None, memory_gb: float, with_curve: bool) -> None:
+    from rich.console import Console
+
+    from hvd_ray.scaling.costs import STAGES
+
+    console = Console(highlight=False)
+    console.print(_stages_table(planned, price))
+    if with_curve:
+        console.print(_curve_table(planned))
+    console.print("Where it stops scaling (twice the workers less than 1.25 times as fast):")
+    for name in STAGES:
+        limit = planned.limit(name)
+        console.print(f"  {name:8} {limit.num_workers:,} workers: {limit.reason}")
+    for line in (*_skew(planned), *_too_large(planned, memory_gb), _source(planned)):
+        console.print(line, soft_wrap=True)
+
+
+def _stages_table(planned: Plan, price: float | None) -> Any:
+    from hvd_ray.scaling.costs import STAGES
+
+    load = planned.load
+    title = f"{load.num_tokens:,} tokens in {load.num_traces:,} traces, {_machines(planned)}"
+    table = _compact_table(title)
+    headings = ["workers", "time", "busy", "a worker", "driver", "disk", "hours"]
+    for heading in [*headings, *([] if price is None else ["cost"])]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in STAGES:
+        stage = planned.stage(name)
+        cost = [] if price is None else [f"{stage.worker_hours * price:,.0f}"]
+        table.add_row(
+            *(name, f"{stage.num_used:,}", time_text(stage.seconds), f"{stage.busy_share:.0%}"),
+            *(size_text(stage.worker_mb), size_text(stage.driver_mb), size_text(stage.disk_mb)),
+            *(f"{stage.worker_hours:,.1f}", *cost),
+        )
+    return table
+
+
+def _compact_table(title: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
+        collapse_padding=True,
+    )
+    table.add_column("stage", no_wrap=True)
+    return table
+
+
+def _curve_table(planned: Plan) -> Any:
+    table = _compact_table("Time by workers")
+    for workers in CURVE:
+        table.add_column(str(workers), justify="right", no_wrap=True)
+    for name, row in _curve(planned).items():
+        table.add_row(name, *(time_text(seconds) for seconds in row.values()))
+    return table
+
+
+def _machines(planned: Plan) -> str:
+    machines = planned.machines
+    cores = "" if machines.num_cores is None else f" on {machines.num_cores} cores"
+    return f"{machines.num_workers:,} workers{cores}"
+
+
+def _skew(planned: Plan) -> list[str]:
+    """What one large tenant does, dealt as the pipelines deal and by tenant alone."""
+    from dataclasses import replace
+
+    share = planned.load.largest_tenant
+    if not share:
+        return []
+    lines = [f"One tenant with {share:.0%} of the traffic, labelling:"]
+    for dealt_by, text in (
+        ("session", "sessions dealt to shards, as here"),
+        ("tenant", "were tenants never split"),
+    ):
+        stage = replace(planned, dealt_by=dealt_by).stage("label")  # type: ignore[arg-type]
+        lines.append(
+            f"  {text}: {time_text(stage.seconds)}, largest shard "
+            f"{stage.largest_shard:.1%}, busy {stage.busy_share:.0%}"
+        )
+    return lines
+
+
+def _too_large(planned: Plan, memory_gb: float) -> list[str]:
+    from hvd_ray.scaling.costs import STAGES
+
+    lines = []
+    for name in STAGES:
+        stage, is_dealt = planned.stage(name), planned.costs.of(name).work == "shards"
+        for who, need_mb in (("a worker", stage.worker_mb), ("the driver", stage.driver_mb)):
+            if need_mb <= memory_gb * 1000:
+                continue
+            way = "learn from a part of the traces"
+            if is_dealt:
+                way = "use more --shards" if who == "a worker" else "do it in several runs"
+            need = size_text(need_mb)
+            lines.append(f"Careful: {name}: {who} needs {need} and has {memory_gb:g} GB; {way}")
+    return lines
+
+
+def _source(planned: Plan) -> str:
+    about = planned.costs.provenance
+    facts = [str(about[key]) for key in ("created_at", "cpu", "model", "dtype") if key in about]
+    return f"Stage costs: {', '.join(facts) or 'without provenance'}; simulated, not measured."
+
+
+def time_text(seconds: float) -> str:
+    """`45 s`, `3.2 min`, `5.1 h` or `12 d`."""
+    for least, whole, unit in ((3 * 86400, 86400, "d"), (5400, 3600, "h"), (90, 60, "min")):
+        if seconds >= least:
+            count = seconds / whole
+            return f"{count:,.0f} {unit}" if count >= 100 else f"{count:.1f} {unit}"
+    return f"{seconds:,.0f} s"
+
+
+def size_text(size_mb: float) -> str:
+    """`45 MB`, `3.2 GB` or `1.1 TB`."""
+    if size_mb >= 1e6:
+        return f"{size_mb / 1e6:,.1f} TB"
+    return f"{size_mb / 1e3:,.1f} GB" if size_mb >= 1e3 else f"{size_mb:,.0f} MB"

@@ -1,0 +1,113 @@
+"""The plan of all stages: where each stops scaling and why, and what the command prints."""
+
+import json
+
+import pytest
+
+from hvd_ray.cli import main
+from hvd_ray.errors import UserError
+from hvd_ray.scaling.costs import STAGES, load_stage_costs
+from hvd_ray.scaling.load import Load
+from hvd_ray.scaling.model import Machines
+from hvd_ray.scaling.plan import WORTH_DOUBLING, Plan
+
+COSTS = load_stage_costs(None)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *words])
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_doubling_pays_up_to_the_limit_and_not_beyond(name: str) -> None:
+    plan = Plan(COSTS, Load(50_000_000), Machines(1), num_shards=40, num_trials=24)
+    limit = plan.limit(name)
+    seconds = {n: plan.with_workers(n).stage(name).seconds for n in (1, 2, 4, 8, 16, 32, 64, 128)}
+    if limit.num_workers > 1:
+        half = limit.num_workers // 2
+        assert seconds[half] / seconds[limit.num_workers] >= WORTH_DOUBLING
+    assert seconds[limit.num_workers] / seconds[2 * limit.num_workers] < WORTH_DOUBLING
+
+
+def test_the_reason_is_what_binds() -> None:
+    load = Load(1_000_000_000)
+    few = Plan(COSTS, load, Machines(1), num_shards=8)
+    assert "8 shards" in few.limit("label").reason
+    assert "one process" in few.limit("train").reason
+    cores = Plan(COSTS, load, Machines(1, num_cores=2))
+    assert (cores.limit("label").num_workers, cores.limit("label").reason) == (
+        2,
+        "they share 2 cores",
+    )
+    slow = Plan(COSTS, load, Machines(1, storage_mb_s=0.5))
+    assert "storage" in slow.limit("label").reason
+    small = Plan(COSTS, Load(100_000), Machines(1))
+    assert "s" in small.limit("collect").reason
+
+
+def test_costs_of_ones_own_win(tmp_path) -> None:
+    changed = load_stage_costs(None, ("collect.token_us=7", "label.shard_s=2"))
+    assert (changed.collect.token_us, changed.label.shard_s) == (7, 2)
+    file = tmp_path / "costs.json"
+    file.write_text(changed.model_dump_json())
+    assert load_stage_costs(file) == changed
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "expected a mapping"),
+        ('{"collect": {}}', "setting"),
+    ],
+)
+def test_bad_costs_are_a_clear_line(tmp_path, text: str, reason: str) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(text)
+    with pytest.raises(UserError, match=reason):
+        load_stage_costs(file)
+
+
+def test_the_shipped_costs_say_where_they_come_from() -> None:
+    about = COSTS.provenance
+    assert {"created_at", "commit", "cpu", "model", "runs"} <= set(about)
+
+
+def test_the_command_shows_every_stage_within_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, shown, _ = run(
+        capsys, "--tokens", "1e9", "--workers", "64", "--largest-tenant", "0.5", "--price", "1.2"
+    )
+    assert code == 0
+    assert all(name in shown for name in (*STAGES, "cost", "stops scaling", "One tenant"))
+    assert "were tenants never split" in shown
+    table = [line for line in shown.splitlines() if not line.startswith(("Stage costs", "Careful"))]
+    assert max(map(len, table)) <= 80
+
+
+def test_the_command_answers_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown, _ = run(capsys, "--tokens", "1_000_000", "--workers", "8", "--curve", "--json")
+    answer = json.loads(shown)
+    assert code == 0
+    assert set(answer["stages"]) == set(STAGES) == set(answer["curve"])
+    assert answer["stages"]["label"]["num_used"] == 8
+    assert answer["curve"]["label"]["1"] > answer["curve"]["label"]["8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--tokens", "many"), "--tokens 'many'"),
+        (("--workers", "0"), "--workers must be 1 or more"),
+        (("colect.token_us=3",), "setting colect: unknown"),
+        (("--costs", "none.json"), "costs none.json: cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(capsys, words: tuple[str, ...], reason: str) -> None:
+    code, _, said = run(capsys, *words)
+    assert code == 2
+    assert reason in said
