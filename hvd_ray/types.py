@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal
@@ -62,6 +62,8 @@ class Draft:
     parents: tuple[int, ...] = ()
     """Of a tree, the index of the token that each one follows, always an earlier one, or -1 for
     the prefix; the tokens after one parent differ. Empty: a chain."""
+    evidence_E: Float32Array | None = field(default=None, compare=False, repr=False)
+    """What the cache knows of the draft besides (`drafting.evidence.EVIDENCE_NAMES`)."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -82,9 +84,7 @@ class Draft:
         assert not self.parents, "a tree is verified whole"
         assert not self.is_sampled, "a sampled draft may not be cut once it was looked at"
         probs = self.probs[:length]
-        return Draft(
-            self.source, self.token_ids[:length], probs, sum(probs), self.match_len, self.is_local
-        )
+        return replace(self, token_ids=self.token_ids[:length], probs=probs, score=sum(probs))
 
 
 NO_DRAFT = Draft(Source.NONE)

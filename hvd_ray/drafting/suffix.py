@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_ray.config import SuffixConfig
-from hvd_ray.drafting.resting import RestingTrees
+from hvd_ray.drafting.evidence import evidence_of
+from hvd_ray.drafting.ngram_table import NgramTable
+from hvd_ray.drafting.resting import OwnText, RestingTexts
 from hvd_ray.types import NO_DRAFT, Draft, Int32Array, Request, Source, TokenBuffer
 
 if TYPE_CHECKING:
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
     from arctic_inference.suffix_decoding._C import SuffixTree
 
 
+_NOTHING = NgramTable()
+
+
 @dataclass(slots=True)
 class _Scope:
     tree: SuffixTree
+    counts: NgramTable = field(default_factory=NgramTable)
     num_outputs: int = 0
 
 
@@ -34,7 +40,7 @@ class _Output:
     """One request's output as its scope's tree holds it."""
 
     scope: str
-    num_tokens: int = 0
+    token_ids: TokenBuffer = field(default_factory=TokenBuffer)
     is_evicted: bool = False
 
 
@@ -42,8 +48,8 @@ class _Output:
 class _Active:
     output_id: int
     output: _Output
-    own_tree: SuffixTree
-    token_ids: TokenBuffer
+    own: OwnText
+    prompt_len: int
 
 
 @dataclass(slots=True)
@@ -52,7 +58,7 @@ class SuffixDrafter:
 
     Outputs enter the scope's tree token by token as they are committed and stay after the request
     ends, the oldest leaving first once `max_cached_tokens` is reached over all scopes. Prompts
-    stay in the request's own tree; it rests for a while after the request, in case the same scope
+    stay in the request's own text; it rests for a while after the request, in case the same scope
     asks for that conversation's next turn, and is looked up by nobody else.
     """
 
@@ -66,23 +72,23 @@ class SuffixDrafter:
     _scopes: dict[str, _Scope] = field(default_factory=dict, init=False)
     _outputs: OrderedDict[int, _Output] = field(default_factory=OrderedDict, init=False)
     """Cached outputs, the oldest first."""
-    _resting: RestingTrees = field(default_factory=RestingTrees, init=False)
+    _resting: RestingTexts = field(default_factory=RestingTexts, init=False)
     _ids: count[int] = field(default_factory=count, init=False)
 
     def start(self, request: Request) -> None:
-        """Begin a request: its prompt becomes its own tree.
+        """Begin a request: its prompt becomes its own text.
 
         Raises:
             ValueError: the request id is already active.
         """
         if request.request_id in self._active:
             raise ValueError(f"request {request.request_id!r} is already active")
-        token_ids = TokenBuffer(request.prompt_token_ids)
-        own_tree = self._own_tree(request.scope, token_ids.view())
+        prompt = np.array(request.prompt_token_ids, dtype=np.int32)
+        own = self._own_text(request.scope, prompt)
         output_id, output = next(self._ids) & 0x7FFFFFFF, _Output(request.scope)
         self._outputs[output_id] = output
         self._scopes.setdefault(request.scope, _Scope(self._new_tree())).num_outputs += 1
-        self._active[request.request_id] = _Active(output_id, output, own_tree, token_ids)
+        self._active[request.request_id] = _Active(output_id, output, own, len(prompt))
 
     def observe(
         self,
@@ -95,8 +101,7 @@ class SuffixDrafter:
             return
         active = self._active[request_id]
         new_ids = np.asarray(token_ids, dtype=np.int32)
-        active.token_ids.extend(new_ids)
-        active.own_tree.extend_ndarray(0, new_ids)
+        active.own.extend(new_ids)
         self._remember(active, new_ids)
 
     def propose(self, request_id: str, limit: int) -> Draft:
@@ -105,7 +110,7 @@ class SuffixDrafter:
         if limit <= 0:
             return NO_DRAFT
         active = self._active[request_id]
-        best, is_local = self._look_up(active.own_tree, active, limit), True
+        best, is_local = self._look_up(active.own.tree, active, limit), True
         scope = self._scopes.get(active.output.scope)
         if scope is not None:
             shared = self._look_up(scope.tree, active, limit)
@@ -114,13 +119,23 @@ class SuffixDrafter:
         if not best.token_ids:
             return NO_DRAFT
         tokens, probs = tuple(best.token_ids), tuple(best.probs)
-        return Draft(Source.SUFFIX, tokens, probs, best.score, best.match_len, is_local)
+        evidence_E = evidence_of(
+            tokens,
+            token_ids=active.own.token_ids.view(),
+            prompt_len=active.prompt_len,
+            own=active.own.counts,
+            scope=_NOTHING if scope is None else scope.counts,
+        )
+        score, match_len = best.score, best.match_len
+        return Draft(
+            Source.SUFFIX, tokens, probs, score, match_len, is_local, evidence_E=evidence_E
+        )
 
     def stop(self, request_id: str) -> None:
         """Forget the request and its prompt; its output stays in the scope's tree."""
         active = self._active.pop(request_id)
-        self._resting.put(active.output.scope, active.own_tree, active.token_ids.view())
-        if active.output.num_tokens == 0 and not active.output.is_evicted:
+        self._resting.put(active.output.scope, active.own)
+        if len(active.output.token_ids) == 0 and not active.output.is_evicted:
             self._evict(active.output_id)
 
     def clear(self, scope: str | None = None) -> None:
@@ -130,11 +145,11 @@ class SuffixDrafter:
                 self._evict(output_id)
         self._resting.clear(scope)
 
-    def _own_tree(self, scope: str, prompt: Int32Array) -> SuffixTree:
-        """A tree of the prompt: the last turn's with the rest added, or a new one."""
-        tree, num_known = self._resting.take(scope, prompt) or (self._new_tree(), 0)
-        tree.extend_ndarray(0, prompt[num_known:])
-        return tree
+    def _own_text(self, scope: str, prompt: Int32Array) -> OwnText:
+        """The prompt as a text: the last turn's with the rest added, or a new one."""
+        own = self._resting.take(scope, prompt) or OwnText(self._new_tree())
+        own.extend(prompt[len(own) :])
+        return own
 
     @property
     def num_scopes(self) -> int:
@@ -147,7 +162,7 @@ class SuffixDrafter:
         return SuffixTree(self.config.max_tree_depth)
 
     def _look_up(self, tree: SuffixTree, active: _Active, limit: int) -> NativeDraft:
-        context = active.token_ids.tail(self.config.max_tree_depth)
+        context = active.own.token_ids.tail(self.config.max_tree_depth)
         factor, min_prob = self.config.max_spec_factor, self.config.min_token_prob
         return tree.speculate_ndarray(context, limit, factor, 0.0, min_prob, False)
 
@@ -164,17 +179,21 @@ class SuffixDrafter:
             self.num_evictions += 1
         if active.output.is_evicted:
             return
-        self._scopes[active.output.scope].tree.extend_ndarray(active.output_id, new_ids)
-        active.output.num_tokens += len(new_ids)
+        scope, output = self._scopes[active.output.scope], active.output
+        start = len(output.token_ids)
+        output.token_ids.extend(new_ids)
+        scope.tree.extend_ndarray(active.output_id, new_ids)
+        scope.counts.extend(output.token_ids.view(), start)
         self.num_cached_tokens += len(new_ids)
 
     def _evict(self, output_id: int) -> None:
         output = self._outputs.pop(output_id)
         output.is_evicted = True
-        self.num_cached_tokens -= output.num_tokens
+        self.num_cached_tokens -= len(output.token_ids)
         scope = self._scopes[output.scope]
         scope.num_outputs -= 1
         if scope.num_outputs == 0:
             del self._scopes[output.scope]
-        elif output.num_tokens:
+        elif len(output.token_ids):
             scope.tree.remove(output_id)
+            scope.counts.remove(output.token_ids.view())

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_ray.payoff.compiled import compiled
+from hvd_ray.compiled import compiled
 from hvd_ray.payoff.features import HIGH_PAYOFF
 from hvd_ray.payoff.token_classes import TokenClass
 
@@ -65,6 +65,7 @@ def write_features(
     selection_rate: float,
     flags_V: Any,
     balance_V: Any,
+    evidence_E: Any,
     out_F: Any,
 ) -> None:
     """All features of one draft at one position."""
@@ -74,7 +75,8 @@ def write_features(
         accepted_H, drafted_H, num_outcomes, num_since_mismatch, selection_rate, out_F, at
     )
     at = _draft_tokens(draft_K, draft_len, flags_V, balance_V, out_F, at)
-    _tail_tokens(tail_T, flags_V, balance_V, out_F, at)
+    at = _tail_tokens(tail_T, flags_V, balance_V, out_F, at)
+    out_F[at : at + len(evidence_E)] = evidence_E
 
 
 @compiled
@@ -166,6 +168,7 @@ def _draft_tokens(
     num_classes = len(LISTED_CLASSES)
     out_F[at : at + 2 * num_classes] = 0.0
     balance, lowest, newline_at, punctuation_at = 0, 0, draft_len, draft_len
+    special_at = draft_len
     share = np.float32(1.0) / np.float32(max(1, draft_len))
     for k in range(draft_len):
         flags = _flags_of(draft_K[k], flags_V)
@@ -180,13 +183,16 @@ def _draft_tokens(
             newline_at = k
         if flags & PUNCTUATION and punctuation_at == draft_len:
             punctuation_at = k
+        if flags & EMPTY and special_at == draft_len:
+            special_at = k
     at += 2 * num_classes
     out_F[at] = balance
     out_F[at + 1] = lowest
     out_F[at + 2] = math.log1p(newline_at)
     out_F[at + 3] = math.log1p(punctuation_at)
-    out_F[at + 4] = _distinct_share(draft_K[:draft_len])
-    return at + 5
+    out_F[at + 4] = math.log1p(special_at)
+    out_F[at + 5] = _distinct_share(draft_K[:draft_len])
+    return at + 6
 
 
 @compiled

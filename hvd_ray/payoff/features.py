@@ -1,9 +1,10 @@
 """What is known of a cache draft before the target has seen it, as numbers for a predictor.
 
-The paper's four groups (2606.01019: cache match, decode state, recent history, draft structure)
-and more of the same kind. They depend on the committed prefix, on how earlier drafts fared and on
-the draft itself, which is a function of that prefix; so live decoding and labelling by replay
-compute the same values with the same code. Shapes: F features.
+The paper's four groups (2606.01019: cache match, decode state, recent history, draft structure),
+more of the same kind, and the cache's evidence (`drafting/evidence.py`). They depend on the
+committed prefix, on how earlier drafts fared and on the draft itself, which is a function of that
+prefix and the cache; so live decoding and labelling by replay compute the same values with the
+same code. Shapes: F features.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from types import MappingProxyType
 import numpy as np
 
 from hvd_ray.context import HISTORY_LENGTH, DecodeContext, DraftHistory
+from hvd_ray.drafting.evidence import NO_EVIDENCE, PLACE_NAMES, SUPPORT_NAMES
 from hvd_ray.payoff.token_classes import TokenClasses
 from hvd_ray.types import NO_DRAFT, Draft, Float32Array, TokenBuffer
 
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 """Rises when a feature is added, dropped, moved or changes its meaning."""
 
 HIGH_PAYOFF = 6
@@ -84,12 +86,15 @@ FEATURE_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "draft_bracket_low",
             "draft_log_newline_at",
             "draft_log_punctuation_at",
+            "draft_log_special_at",  # first token without a text: the output's end, a role's mark
             "draft_distinct_share",
             *(f"last_{name}" for name in _CLASSES),
             *(f"tail_{name}_share" for name in ("newline", "punctuation", "digit", "letter")),
             "tail_bracket_balance",
             "tail_distinct_share",
         ),
+        "support": SUPPORT_NAMES,
+        "place": PLACE_NAMES,
     }
 )
 FEATURE_NAMES: tuple[str, ...] = tuple(name for group in FEATURE_GROUPS.values() for name in group)
@@ -148,6 +153,7 @@ class FeatureExtractor:
             _selection_rate(history),
             self._flags_V,
             self._balance_V,
+            NO_EVIDENCE if draft.evidence_E is None else draft.evidence_E,
             out_F,
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_ray.payoff.compiled import compiled
+from hvd_ray.compiled import compiled
 
 ROWS = 4
 """Rows computed together, so that a weight is loaded once for all of them."""

@@ -3,7 +3,7 @@
 The cache's draft at a position depends on the prefix and on what the cache held then, not on how
 decoding got there. So a sweep looks every position up once; each trial then replays without
 suffix trees, several times faster, and visits the very same drafts.
-Shapes: T output positions of a trace, N tokens of all its drafts.
+Shapes: T output positions of a trace, N tokens of all its drafts, E figures of evidence.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ray.drafting.base import Drafter
+from hvd_ray.drafting.evidence import NO_EVIDENCE
 from hvd_ray.home import atomic_path
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.policy import Policy
@@ -23,7 +24,7 @@ from hvd_ray.traces.replay import ModelDrafts, Replay, replay
 from hvd_ray.traces.schema import Trace
 from hvd_ray.traces.store import read_traces, write_traces
 from hvd_ray.traces.walk import walking
-from hvd_ray.types import NO_DRAFT, Draft, Int32Array, Request, Source
+from hvd_ray.types import NO_DRAFT, Draft, Float32Array, Int32Array, Request, Source
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,8 @@ class DraftRecord:
     scores_T: NDArray[np.float64]
     match_lens_T: Int32Array
     are_local_T: NDArray[np.bool_]
+    evidence_TE: Float32Array
+    """Figures of `drafting.evidence`, zeros where there is no draft."""
     starts_T: NDArray[np.int64] = field(init=False)
     """Where each position's draft begins in the arrays over N."""
 
@@ -55,6 +58,7 @@ class DraftRecord:
             float(self.scores_T[position]),
             int(self.match_lens_T[position]),
             bool(self.are_local_T[position]),
+            evidence_E=self.evidence_TE[position],
         )
 
     @classmethod
@@ -66,6 +70,7 @@ class DraftRecord:
             np.array([draft.score for draft in drafts_T], np.float64),
             np.array([draft.match_len for draft in drafts_T], np.int32),
             np.array([draft.is_local for draft in drafts_T], np.bool_),
+            np.stack([_evidence(draft) for draft in drafts_T]),
         )
 
 
@@ -149,6 +154,7 @@ _FIELDS = {
     "scores": "scores_T",
     "match_lens": "match_lens_T",
     "are_local": "are_local_T",
+    "evidence": "evidence_TE",
 }
 _NO_MODEL = -1
 
@@ -192,6 +198,10 @@ def remember(trace: Trace, drafter: Drafter) -> None:
     drafter.start(replace(trace.request(), prompt_token_ids=()))
     drafter.observe(trace.trace_id, trace.output_token_ids, None)
     drafter.stop(trace.trace_id)
+
+
+def _evidence(draft: Draft) -> Float32Array:
+    return NO_EVIDENCE if draft.evidence_E is None else draft.evidence_E
 
 
 def _model_column(model: ModelDrafts | None, trace: Trace) -> Int32Array:

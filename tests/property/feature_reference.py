@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from hvd_ray.context import DecodeContext
+from hvd_ray.drafting.evidence import EVIDENCE_NAMES, NO_EVIDENCE
 from hvd_ray.payoff.features import HIGH_PAYOFF, TAIL_LENGTH
 from hvd_ray.payoff.token_classes import TokenClass, TokenClasses
 from hvd_ray.types import Draft
@@ -33,7 +34,13 @@ def reference_features(
         **_state(context),
         **_recent(context),
         **_structure(draft, context, classes),
+        **_evidence(draft),
     }
+
+
+def _evidence(draft: Draft) -> dict[str, float]:
+    given = NO_EVIDENCE if draft.evidence_E is None else draft.evidence_E
+    return dict(zip(EVIDENCE_NAMES, given.tolist(), strict=True))
 
 
 def _cache(draft: Draft) -> dict[str, float]:
@@ -116,8 +123,8 @@ def _structure(draft: Draft, context: DecodeContext, classes: TokenClasses) -> d
         features[f"last_{name}"] = float(bool(tail) and bit in flags(tail[-1]))
         if name in ("newline", "punctuation", "digit", "letter"):
             features[f"tail_{name}_share"] = _share(bit in flags(t) for t in tail)
-    for name in ("newline", "punctuation"):
-        bit = TokenClass[name.upper()]
+    named = {"newline": TokenClass.NEWLINE, "punctuation": TokenClass.PUNCTUATION}
+    for name, bit in {**named, "special": TokenClass.EMPTY}.items():
         first = next((i for i, t in enumerate(tokens) if bit in flags(t)), len(tokens))
         features[f"draft_log_{name}_at"] = math.log1p(first)
     running = np.cumsum([0, *(balance(t) for t in tokens)])

@@ -21,10 +21,12 @@ _NOUNS = {
     "types",
     "config",
     "context",
+    "compiled",
     "text",
     "ending",
     "provenance",
     "randomness",
+    "shipped",
 }
 _MODELS = {"targets", "fetch"}
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (

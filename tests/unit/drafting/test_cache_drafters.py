@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_ray.config import NgramConfig, SuffixConfig
 from hvd_ray.drafting.ngram import NgramDrafter
-from hvd_ray.drafting.resting import RestingTrees
+from hvd_ray.drafting.resting import OwnText, RestingTexts
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.errors import UserError
 from hvd_ray.types import Request
@@ -70,11 +70,17 @@ def test_a_conversation_that_goes_on_drafts_as_if_read_anew(
         prompt = (prompt + output if goes_on else opening) + asked
 
 
-def test_trees_rest_for_their_own_scope_only_and_within_the_cap() -> None:
-    resting = RestingTrees(max_tokens=250)
+def own_text(size: int) -> OwnText:
+    own = OwnText(SuffixTree(8))
+    own.extend(np.arange(size, dtype=np.int32))
+    return own
+
+
+def test_texts_rest_for_their_own_scope_only_and_within_the_cap() -> None:
+    resting = RestingTexts(max_tokens=250)
     prompt = np.arange(100, dtype=np.int32)
     for scope in ("a", "b", "c"):
-        resting.put(scope, SuffixTree(8), prompt)
+        resting.put(scope, own_text(100))
     assert resting.num_tokens == 200
     assert resting.take("a", prompt) is None  # the oldest made room
     assert resting.take("c", prompt[:99]) is None  # not a beginning of that prompt

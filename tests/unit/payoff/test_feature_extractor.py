@@ -39,6 +39,8 @@ def test_names_are_unique_grouped_and_fit_beside_the_label_columns() -> None:
         "decode_state",
         "recent_history",
         "draft_structure",
+        "support",
+        "place",
     }
     columns = labels_schema(FEATURE_NAMES, 1).names
     assert len(set(columns)) == len(columns)

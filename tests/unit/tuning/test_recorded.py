@@ -24,7 +24,8 @@ class ByScore:
     has_survival = True
 
     def expected_length(self, draft, context):
-        return draft.score + 0.1 * len(context.history.outcomes)
+        known = 0.0 if draft.evidence_E is None else float(draft.evidence_E.sum())
+        return draft.score + 0.1 * len(context.history.outcomes) + 0.01 * known
 
     def survival(self, draft, context):
         return 0.9 ** np.arange(1, len(draft) + 1) * (1 if context.history.outcomes else 0.5)
