@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hvd_ray.advise.judging import ALL, Row
 from hvd_ray.advise.page import figure, interval, system_label
 from hvd_ray.advise.result import Advice
+from hvd_ray.payoff.quality import ALL_WORKLOADS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -87,14 +88,13 @@ def _cache_lines(advice: Advice) -> list[str]:
 
 
 def _predictor_lines(advice: Advice) -> list[str]:
-    lines = []
-    for row in advice.quality[:2]:
-        q = row.quality
-        lines.append(
-            f"{'Predictor' if row.judge == 'predictor' else 'Score rule'} at accepted >= 6: "
-            f"precision {figure(q.precision)}, recall {figure(q.recall)}"
-        )
-    return lines
+    names = {"predictor": "Predictor", "chance": "Its chance of 6", "score": "Score rule"}
+    overall = [row for row in advice.quality if row.workload == ALL_WORKLOADS]
+    return [
+        f"{names[row.judge]} at accepted >= 6: precision {figure(row.quality.precision)}, "
+        f"recall {figure(row.quality.recall)}"
+        for row in overall
+    ]
 
 
 def _advised(advice: Advice) -> Sequence[str]:

@@ -104,6 +104,31 @@ def folded(
     return raw_weight_IO.astype(np.float32), raw_bias_O.astype(np.float32)
 
 
+def joined(members: Sequence[Sequence[Layer]]) -> list[Layer]:
+    """One network whose outputs are the mean of its members', which have the same shapes.
+
+    Hidden layers stand side by side, with zeros between members.
+    """
+    if len(members) == 1:
+        return list(members[0])
+    layers = list(zip(*members, strict=True))
+    first, *hidden, last = layers
+    share = np.float32(1 / len(members))
+    return [
+        (np.concatenate([w for w, _ in first], axis=1), np.concatenate([b for _, b in first])),
+        *((_block_diagonal([w for w, _ in h]), np.concatenate([b for _, b in h])) for h in hidden),
+        (np.concatenate([w for w, _ in last]) * share, sum(b for _, b in last) * share),
+    ]
+
+
+def _block_diagonal(blocks: Sequence[Float32Array]) -> Float32Array:
+    num_in, num_out = blocks[0].shape
+    whole = np.zeros((len(blocks) * num_in, len(blocks) * num_out), dtype=np.float32)
+    for i, block in enumerate(blocks):
+        whole[i * num_in : (i + 1) * num_in, i * num_out : (i + 1) * num_out] = block
+    return whole
+
+
 def _require_shape(name: str, values: Float32Array, shape: tuple[int, ...]) -> None:
     if values.shape != shape or 0 in shape:
         raise UserError(f"tensor {name} has shape {values.shape}, expected {shape}")

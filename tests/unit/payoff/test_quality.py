@@ -25,6 +25,16 @@ def test_by_hand() -> None:
     assert found.best_f1 == pytest.approx(2 * 3 / (4 + 3))  # everything above 1
     assert found.best_f1_tau == pytest.approx(2.5)
     assert (found.best_f1_precision, found.best_f1_recall) == (3 / 4, 1)
+    assert found.precision_at_recall == 3 / 4  # recall 2/3 does not reach 0.80
+    assert found.recall_at_precision == 0  # the highest estimate is a miss
+
+
+def test_the_aims_are_read_off_the_whole_curve() -> None:
+    accepted_N = np.array([9] * 8 + [0, 0] + [9] * 2 + [0] * 4, dtype=np.int32)
+    estimate_N = np.linspace(1, 0, len(accepted_N), dtype=np.float32)
+    found = quality(estimate_N, accepted_N, tau=6.0)
+    assert found.precision_at_recall == 1  # the first eight are 8 of 10
+    assert found.recall_at_precision == 0.8
 
 
 @given(few)
