@@ -49,6 +49,17 @@ def train(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The predictor. Default: under HVD_HOME.")
     ] = None,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Only show what each feature group adds; keep nothing.")
+    ] = False,
+    traces: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --ablate: the labelled traces, to replay as well."),
+    ] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|pass", help="With --traces: as in `hvd tune`. Default: pass."),
+    ] = None,
     no_register: Annotated[
         bool, typer.Option("--no-register", help="Do not put it into the model registry.")
     ] = False,
@@ -65,6 +76,14 @@ def train(
 
     loaded = _for_model_of(labels, load_config(config, settings or (), policies=["hvd_tau"]))
     training = _training_settings(kind, epochs, tau, loaded)
+    if ablate:
+        from hvd_ray.commands.train_ablation import show_ablation
+
+        show_ablation(labels, loaded, training, traces=traces, costs=costs, as_json=as_json)
+        return
+    for name, value in (("--traces", traces), ("--costs", costs)):
+        if value is not None:
+            raise UserError(f"{name} goes with --ablate only")
     folder = _folder(kind) if out is None else out
     check_replaceable(folder)
     answer, rows = _train(labels, loaded, training, folder, wants_registration=not no_register)
@@ -89,7 +108,7 @@ def _train(
 
     with _shown_epochs(settings.epochs) as progress:
         progress.stage("reading labels")
-        data = _read(labels)
+        data = read_labels_dir(labels)
         progress.stage("opening the tracking store")
         note = folder.with_name(f".{folder.name}.run")
         with tracked(config, run_name=f"train-{settings.kind}", note=note) as tracker:
@@ -125,7 +144,7 @@ def _train(
 
 
 def _training_settings(kind: str, epochs: int, tau: str | None, config: Config) -> TrainingSettings:
-    from hvd_ray.payoff.training import TrainingSettings
+    from hvd_ray.payoff.training import SHAPES, TrainingSettings
 
     try:
         threshold = config.policy.tau if tau is None else float(tau)
@@ -136,10 +155,11 @@ def _training_settings(kind: str, epochs: int, tau: str | None, config: Config) 
         epochs=epochs,
         seed=config.seed,
         tau=threshold,
+        **SHAPES.get(kind, {}),
     )
 
 
-def _read(labels: Path) -> Labels:
+def read_labels_dir(labels: Path) -> Labels:
     from hvd_ray.payoff.dataset import read_labels_table
     from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
     from hvd_ray.traces.store import read_labels
@@ -274,21 +294,24 @@ def _table(training: Mapping[str, Any], rows: Sequence[QualityRow]) -> Any:
 
     title = (
         f"Accepted length >= 6, called at an estimate > {training['tau']:g}: held-out sessions, "
-        f"every position with a draft ({training['num_train_positions']:,} to learn from)"
+        f"every position with a draft ({training['num_train_positions']:,} to learn from). "
+        "chance: by P(accepted >= 6) > 0.5; p@r.80: precision at the best threshold of recall "
+        ">= 0.80"
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("workload", overflow="fold", max_width=20)
     table.add_column("judge", no_wrap=True)
-    for heading in ("positions", ">= 6", "prec.", "recall", "AP", "error"):
+    for heading in ("positions", ">= 6", "prec.", "recall", "p@r.80", "AP"):
         table.add_column(heading, justify="right", no_wrap=True)
     num_workloads = len({row.workload for row in rows}) - 1
-    for row in rows if num_workloads > 1 else rows[:2]:
+    for row in rows if num_workloads > 1 else [row for row in rows if row.workload == "all"]:
         q = row.quality
         is_first = row.judge == "predictor"
         shared = (f"{q.num_positions:,}", f"{q.base_rate:.1%}") if is_first else ("", "")
-        figures = [_figure(f) for f in (q.precision, q.recall, q.average_precision)]
+        found = (q.precision, q.recall, q.precision_at_recall, q.average_precision)
+        figures = [_figure(f) for f in found]
         workload = Text(row.workload if is_first else "")
-        table.add_row(workload, row.judge, *shared, *figures, f"{q.mean_abs_error:.2f}")
+        table.add_row(workload, row.judge, *shared, *figures)
     return table
 
 

@@ -67,6 +67,23 @@ def test_it_trains_registers_and_answers_in_json(
     assert champion.card.training["provenance"]["seed"] == 7
 
 
+def test_ablate_shows_what_each_group_adds_and_keeps_nothing(
+    labels: Path, capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
+) -> None:
+    asked = ("train", labels, *QUICK, "--kind", "survival", "--ablate")
+    assert hvd(*asked) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 100
+    assert all(group in said for group in ("nothing", "cache_match", "support", "place"))
+    assert hvd(*asked, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["without"] == "nothing"
+    assert not (home / "runs").exists()
+    assert not (home / "tracking").exists()
+    assert "--traces" in refused(capsys, labels, "--ablate", "--costs", "pass")
+    assert "--ablate" in refused(capsys, labels, "--traces", tmp_path)
+
+
 def test_the_table_fits_80_columns_and_names_what_was_made(
     labels: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
