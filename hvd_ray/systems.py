@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from hvd_ray.payoff.policy import (
     ScoreRule,
     ThresholdPolicy,
 )
+from hvd_ray.shipped import shipped_folder
 from hvd_ray.text import HFTextCodec, TextCodec
 
 if TYPE_CHECKING:
@@ -205,8 +205,8 @@ def head_folder(config: Config) -> Path:
     named = config.drafting.eagle3.head
     if named is not None:
         return Path(named)
-    shipped = Path(str(files("hvd_ray"))) / "assets" / Path(config.model).name / "eagle3"
-    if config.model != shipped.parent.name or not (shipped / "config.json").exists():
+    shipped = shipped_folder(config.model, "eagle3")
+    if shipped is None:
         raise UserError(f"no EAGLE-3 head ships for {config.model!r}: {_HOW_TO_GET[Need.HEAD]}")
     return shipped
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_ray.config import Config
@@ -49,7 +50,7 @@ class PayoffSource:
 
 
 def find_payoff(config: Config) -> PayoffSource:
-    """The predictor that the configuration names, or the target's champion.
+    """The predictor that the configuration names, else the target's champion, else the shipped one.
 
     Raises:
         UserError: there is none, it is damaged, or it was trained on other features or for
@@ -63,7 +64,15 @@ def find_payoff(config: Config) -> PayoffSource:
     model = resolve_model(config.model)
     sha = tokenizer_sha(model.path_or_id) if model.is_local else None
     predictor = MlpPredictor.load(folder, tokenizer_sha=sha)
-    return PayoffSource(predictor, config.policy.predictor or f"champion {folder.name}", sha)
+    return PayoffSource(predictor, config.policy.predictor or _unnamed(folder, config), sha)
+
+
+def _unnamed(folder: Path, config: Config) -> str:
+    """What a predictor is called that the configuration does not name."""
+    from hvd_ray.shipped import shipped_folder
+
+    is_shipped = folder == shipped_folder(config.model, "payoff")
+    return f"shipped for {config.model}" if is_shipped else f"champion {folder.name}"
 
 
 def feature_extractor(

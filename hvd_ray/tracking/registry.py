@@ -17,6 +17,7 @@ from hvd_ray.config import Config
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_dir, file_lock, tracking_dir
 from hvd_ray.provenance import masked
+from hvd_ray.shipped import shipped_folder
 from hvd_ray.tracking.runs import MlflowTracker, Tracker
 from hvd_ray.tracking.store import OFF, Store, open_store, sqlite_path, tracking_uri
 
@@ -92,7 +93,8 @@ def resolve_predictor(ref: str | None = None, *, config: Config) -> Path:
 
     Args:
         ref: a folder, `models:/NAME@ALIAS`, `models:/NAME/VERSION`, or None for
-            `policy.predictor` and, without one, the champion of the target.
+            `policy.predictor` and, without one, the champion of the target or, as long as there
+            is none, what ships for it.
         config: names the target and the store.
 
     Raises:
@@ -100,9 +102,27 @@ def resolve_predictor(ref: str | None = None, *, config: Config) -> Path:
     """
     ref = ref or config.policy.predictor
     if ref is None:
-        ref = f"models:/{registered_name(config.model)}@{CHAMPION}"
-    elif not ref.startswith("models:"):
+        return _champion_or_shipped(config)
+    if not ref.startswith("models:"):
         return _predictor_folder(Path(ref).expanduser())
+    return _registered_folder(ref, config)
+
+
+class _NotRegisteredError(UserError):
+    """There is no such version."""
+
+
+def _champion_or_shipped(config: Config) -> Path:
+    try:
+        return _registered_folder(f"models:/{registered_name(config.model)}@{CHAMPION}", config)
+    except _NotRegisteredError:
+        shipped = shipped_folder(config.model, "payoff")
+        if shipped is None:
+            raise
+        return shipped
+
+
+def _registered_folder(ref: str, config: Config) -> Path:
     found = _MODEL_REF.fullmatch(ref)
     if found is None:
         raise UserError(
@@ -123,9 +143,9 @@ def _predictor_folder(folder: Path) -> Path:
     return folder
 
 
-def _not_registered(ref: str, uri: str) -> UserError:
+def _not_registered(ref: str, uri: str) -> _NotRegisteredError:
     place = "tracking is off" if uri == OFF else f"not in {masked(uri)}"
-    return UserError(
+    return _NotRegisteredError(
         f"no payoff predictor {ref} ({place}): train one with `hvd train LABELS_DIR`, or name a "
         "folder with policy.predictor=DIR"
     )

@@ -171,7 +171,7 @@ def test_a_suite_is_resumed_and_reported(hvd, tiny_llama_path, prompt_file, tmp_
         (["--cache", "tepid"], "--cache must be one of"),
         (["--engine", "vllm"], "not supported"),
         (["--predictor", "nowhere"], "nowhere"),
-        (["--systems", "hvd_tau", "--prompts", "p.jsonl"], "hvd train"),
+        (["--systems", "hvd_tau", "--prompts", "p.jsonl", "model=none/ships"], "hvd train"),
         (["policy.tau=much"], "policy.tau"),
         (["nonsense.key=1"], "unknown"),
         (["doc_edit"], "'doc_edit' is no setting"),

@@ -12,6 +12,7 @@ import pytest
 
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
+from hvd_ray.shipped import shipped_folder
 from hvd_ray.tracking import (
     CHALLENGER,
     CHAMPION,
@@ -245,10 +246,23 @@ def test_what_is_not_there_is_refused_with_what_to_type(tmp_path: Path) -> None:
 
 def test_an_empty_home_is_asked_without_making_anything(hvd_home: Path) -> None:
     with pytest.raises(UserError, match=r"champion .* `hvd train LABELS_DIR`"):
-        resolve_predictor(config=Config())
+        resolve_predictor(config=Config(model="tests/none-ships"))
+    off = config_of(uri="none").model_copy(update={"model": "tests/none-ships"})
     with pytest.raises(UserError, match="tracking is off"):
-        resolve_predictor(config=config_of(uri="none"))
+        resolve_predictor(config=off)
     assert not hvd_home.exists()
+
+
+def test_without_a_champion_the_shipped_predictor_is_taken(tmp_path: Path, hvd_home: Path) -> None:
+    shipped = resolve_predictor(config=config_of(uri="none"))
+    assert shipped == shipped_folder("smollm2-135m", "payoff")
+    assert resolve_predictor(config=Config()) == shipped
+    assert not hvd_home.exists()
+    version = registered(a_predictor(tmp_path / "own", '"own"'), Config())
+    assert (resolve_predictor(config=Config()) / "predictor.json").read_text() == '"own"'
+    assert version.alias == CHAMPION
+    with pytest.raises(UserError, match="no payoff predictor"):
+        resolve_predictor(f"models:/{version.name}@nobody", config=Config())
 
 
 def test_a_registered_model_that_is_no_predictor_is_refused(tmp_path: Path) -> None:
