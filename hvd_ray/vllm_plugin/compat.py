@@ -61,6 +61,13 @@ def check_version() -> None:
         )
 
 
+def log_line(text: str) -> None:
+    """Say something in the engine's own log; other loggers are silent in its processes."""
+    from vllm.logger import init_logger
+
+    init_logger("vllm.hvd_ray").info(text)
+
+
 # -- hooks --------------------------------------------------------------------------------------
 
 
@@ -438,3 +445,14 @@ def options_of(vllm_config: Any) -> HvdOptions:
     options = read_options(vllm_config.additional_config)
     assert options is not None, "only configured engines get our proposers"
     return options
+
+
+def forget_outputs(runner: Any) -> None:
+    """Empty the caches of earlier outputs, ours or that of vLLM's own suffix proposer."""
+    drafter = getattr(runner, "drafter", None)
+    if (session := getattr(drafter, "_session", None)) is not None:
+        session.hybrid.router.table.cache.clear()
+    elif (cache := getattr(drafter, "suffix_cache", None)) is not None:
+        for request_id in list(cache.cached_requests):
+            if request_id not in cache.active_requests:
+                cache.evict_cached_response(request_id)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from hvd_ray.home import ensure_dir, hvd_home
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from hvd_ray.context import DraftOutcome
 
 WRITE_EVERY_S = 1.0
+STALE_S = 7 * 86_400.0
+"""An engine that served nothing for so long loses its counts in `/metrics` until it does."""
 HELP = {
     "hvd_steps_total": "Cycles of requests by the source of the draft they verified.",
     "hvd_draft_tokens_total": "Draft tokens verified, by source.",
@@ -36,6 +39,7 @@ HELP = {
     "hvd_lookup_seconds_total": "Time spent on cache look-ups.",
     "hvd_decision_seconds_total": "Time spent on features, predictor and policy.",
     "hvd_head_seconds_total": "Time spent in the EAGLE-3 head.",
+    "hvd_lookups_left_out_total": "Look-ups left out for want of time (option lookup_ms).",
     "hvd_cache_evictions_total": "Outputs that left the cache to make room.",
     "hvd_cache_tokens": "Output tokens in the cache, over all scopes.",
     "hvd_cache_scopes": "Scopes with outputs in the cache.",
@@ -111,6 +115,17 @@ class CountFile:
         rows = [[*key, value] for key, value in counters.values.items()]
         draft.write_text(json.dumps(rows), encoding="utf-8")
         draft.replace(self.path)
+
+    def remove(self) -> None:
+        """The engine ends."""
+        self.path.unlink(missing_ok=True)
+
+    def remove_stale(self) -> None:
+        """Clear away what engines that were killed left behind."""
+        for path in self.path.parent.glob("counts-*"):
+            with suppress(FileNotFoundError):  # another engine clears up too
+                if time() - path.stat().st_mtime > STALE_S:
+                    path.unlink()
 
 
 def count_file(instance_id: str) -> Path:

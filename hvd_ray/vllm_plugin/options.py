@@ -90,6 +90,8 @@ class HvdOptions(BaseModel):
     """What the match must reach under `match`, in tokens."""
     cache: SuffixConfig = SuffixConfig()
     """The suffix cache; `max_cached_tokens` is its cap over all scopes."""
+    lookup_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    """The most time of a step for look-ups; beyond it requests go without, by turns."""
     traces: TraceOptions | None = None
     """Where to leave sampled traces; None: nowhere."""
 

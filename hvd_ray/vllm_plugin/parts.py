@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,6 @@ from hvd_ray.vllm_plugin.requests import Profile, RequestTable
 from hvd_ray.vllm_plugin.router import BatchPolicy, EachAlone, Limits, Router
 from hvd_ray.vllm_plugin.step_costs import LearntCosts
 
-_log = logging.getLogger(__name__)
 _JUDGED = ("cost", "tau")
 """Policies that ask a predictor."""
 
@@ -31,6 +29,11 @@ class Hybrid:
     learnt: LearntCosts | None = None
     """Costs that are measured as the engine runs; None: a table's, or no policy asks."""
     facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def start_line(self) -> str:
+        """What runs, in one line."""
+        return "hvd: " + ", ".join(f"{name}={value}" for name, value in self.facts.items())
 
 
 def open_hybrid(
@@ -50,7 +53,12 @@ def open_hybrid(
         policy: BatchPolicy = JointCostPolicy(estimator, costs, options.eagle3_tokens)
     else:
         policy = EachAlone(build_policy(options.system, config, Parts(estimator)))
-    limits = Limits(target.max_model_len, options.eagle3_tokens if target.has_head else 0)
+    limits = Limits(
+        target.max_model_len,
+        options.eagle3_tokens if target.has_head else 0,
+        uses_cache=options.policy not in ("eagle3", "off"),
+        lookup_ms=options.lookup_ms,
+    )
     router = Router(RequestTable(SuffixDrafter(options.cache), profile_of), policy, limits)
     facts = {
         "policy": options.policy,
@@ -59,13 +67,10 @@ def open_hybrid(
         "eagle3_tokens": str(limits.eagle3_tokens),
         "scope": "cache_salt and adapter",
         "cache_cap_tokens": str(options.cache.max_cached_tokens),
+        "lookup_ms": f"{options.lookup_ms:g}",
+        "traces": options.traces.folder if options.traces else "off",
     }
     return Hybrid(router, learnt, facts)
-
-
-def announce(hybrid: Hybrid) -> None:
-    """The one line at start that says what runs."""
-    _log.info("hvd: %s", ", ".join(f"{name}={value}" for name, value in hybrid.facts.items()))
 
 
 def _estimator(

@@ -19,7 +19,6 @@ from hvd_ray.types import NO_DRAFT, Decision, Draft, Source, room_left
 from hvd_ray.vllm_plugin.options import Control
 from hvd_ray.vllm_plugin.requests import Plan, RequestTable, Row, Tracked
 
-_USES_CACHE = {Control.AUTO, Control.CACHE}
 _USES_MODEL = {Control.AUTO, Control.EAGLE3}
 _FIXED: dict[Control, Policy] = {
     Control.CACHE: AlwaysCache(),
@@ -59,6 +58,9 @@ class Limits:
     eagle3_tokens: int
     """0: there is no head."""
     uses_cache: bool = True
+    """Whether the configured policy looks at the cache; a request may ask for it all the same."""
+    lookup_ms: float = 5.0
+    """The most time of a step for look-ups."""
 
 
 @dataclass(slots=True)
@@ -94,13 +96,17 @@ class Router:
     """Time of the last step's look-ups."""
     decide_us: float = field(default=0.0, init=False)
     """Time of the last step's decisions."""
+    num_unlooked: int = field(default=0, init=False)
+    """Look-ups that were left out for want of time, ever."""
+    _turn: int = field(default=0, init=False)
 
     def choose(self, rows: Sequence[Row], *, max_draft_tokens: int) -> list[Choice | None]:
         """A choice for each row; None for those that are not decoding."""
         started = perf_counter()
         tracked_B = [self._decoding(row) for row in rows]
         live = [tracked for tracked in tracked_B if tracked is not None]
-        candidates = [self._candidates(tracked, max_draft_tokens) for tracked in live]
+        drafts = self._look_up(live, max_draft_tokens)
+        candidates = [self._candidates(*pair) for pair in zip(live, drafts, strict=True)]
         looked_up = perf_counter()
         decisions = self._decide(live, candidates)
         self.lookup_us = (looked_up - started) * 1e6
@@ -143,20 +149,48 @@ class Router:
         tracked = self.table.get(row.request_id) if row.num_sampled else None
         return None if tracked is None or tracked.is_ended else tracked
 
-    def _candidates(self, tracked: Tracked, max_draft_tokens: int) -> Candidates:
-        context, control = tracked.context, tracked.profile.control
+    def _look_up(self, live: Sequence[Tracked], max_draft_tokens: int) -> list[Draft]:
+        """The cache's draft for each request, as far as the time for look-ups goes.
+
+        The next step goes on where this one stopped, so that all get their turn.
+        """
+        deadline = perf_counter() + self.limits.lookup_ms / 1e3
+        drafts = [NO_DRAFT] * len(live)
+        for tracked in live:
+            tracked.context.room = self._room(tracked, max_draft_tokens)
+        for num_done in range(len(live)):
+            index = (self._turn + num_done) % len(live)
+            if perf_counter() > deadline:
+                self._turn = index
+                self.num_unlooked += len(live) - num_done
+                break
+            if self._uses_cache(live[index]):
+                drafts[index] = self._propose(live[index])
+        return drafts
+
+    def _propose(self, tracked: Tracked) -> Draft:
+        return self.table.cache.propose(tracked.key, tracked.context.room)
+
+    def _uses_cache(self, tracked: Tracked) -> bool:
+        if not tracked.profile.is_readable:
+            return False
+        if tracked.profile.control is Control.AUTO:
+            return self.limits.uses_cache
+        return tracked.profile.control is Control.CACHE
+
+    def _room(self, tracked: Tracked, max_draft_tokens: int) -> int:
+        context = tracked.context
         room = room_left(
             num_tokens=len(context.token_ids),
             num_generated=context.num_generated,
             max_tokens=context.max_tokens,
             context_length=self.limits.max_model_len,
         )
-        context.room = min(room, max_draft_tokens)
-        cache = NO_DRAFT
-        if self.limits.uses_cache and control in _USES_CACHE and tracked.profile.is_readable:
-            cache = self.table.cache.propose(tracked.key, context.room)
-        if self.limits.eagle3_tokens and control in _USES_MODEL:
-            limit = min(context.room, self.limits.eagle3_tokens)
+        return min(room, max_draft_tokens)
+
+    def _candidates(self, tracked: Tracked, cache: Draft) -> Candidates:
+        if self.limits.eagle3_tokens and tracked.profile.control in _USES_MODEL:
+            limit = min(tracked.context.room, self.limits.eagle3_tokens)
             return Candidates(cache, Source.EAGLE3, limit)
         return Candidates(cache)
 

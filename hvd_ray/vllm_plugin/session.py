@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -10,7 +11,7 @@ from typing import Any
 from hvd_ray.types import Draft, Step
 from hvd_ray.vllm_plugin import compat
 from hvd_ray.vllm_plugin.metrics import Counters, CountFile, count_file
-from hvd_ray.vllm_plugin.parts import Hybrid, announce, open_hybrid
+from hvd_ray.vllm_plugin.parts import Hybrid, open_hybrid
 from hvd_ray.vllm_plugin.production_traces import TraceSampler
 from hvd_ray.vllm_plugin.requests import RequestTable, Row, Tracked
 from hvd_ray.vllm_plugin.router import Choice
@@ -46,9 +47,11 @@ class HybridSession:
             traces = TraceSampler(options.traces, compat.origin_of(runner.vllm_config, options))
         session = cls(runner, hybrid, file, traces)
         session._listen(hybrid.router.table)
+        file.remove_stale()
+        atexit.register(file.remove)
         compat.lift_length_limit(runner)
         compat.time_steps(runner, session.start_pass)
-        announce(hybrid)
+        compat.log_line(hybrid.start_line)
         return session
 
     def start_pass(self, num_rows: int) -> None:
@@ -115,6 +118,7 @@ class HybridSession:
         self.counters.put("hvd_cache_tokens", cache.num_cached_tokens)
         self.counters.put("hvd_cache_scopes", cache.num_scopes)
         self.counters.put("hvd_cache_evictions_total", cache.num_evictions)
+        self.counters.put("hvd_lookups_left_out_total", self.hybrid.router.num_unlooked)
         self.counters.put("hvd_requests", len(self.hybrid.router.table))
 
     def _learn(self, rows: Sequence[Row], pass_ms: float) -> None:

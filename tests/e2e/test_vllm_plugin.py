@@ -23,6 +23,24 @@ QUESTIONS = (
     "Write a Python class Stack with push, pop and peek.",
     "Repeat three times: the quick brown fox jumps over the lazy dog.",
 )
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "radius": {"enum": [1, 2, 3]}},
+    "required": ["name", "radius"],
+    "additionalProperties": False,
+}
+SPECIAL: tuple[dict[str, Any], ...] = (
+    {"logprobs": 2},
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"min_tokens": 45},
+    {"stop": ["radius"]},
+    {"schema": SCHEMA},
+    {"bad_words": ["planets"]},
+)
+"""What vLLM verifies in ways of its own."""
+REFUSED: tuple[dict[str, Any], ...] = ({"logit_bias": {"5": 3.0}}, {"min_p": 0.2})
+"""What vLLM refuses to speculate with."""
 
 SERVE = """
 import json, sys
@@ -31,6 +49,7 @@ from hvd_ray.vllm_plugin.plugin import register
 register()
 register()
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.exceptions import VLLMValidationError
 from hvd_ray.text import HFTextCodec
 
@@ -46,13 +65,19 @@ def run(questions, hvd=None, salt=None, **sampling):
         if salt is not None:
             prompt["cache_salt"] = salt
     extra = None if hvd is None else {"hvd": hvd}
-    params = SamplingParams(temperature=0, max_tokens=48, extra_args=extra, **sampling)
+    if "schema" in sampling:
+        structured = StructuredOutputsParams(json=sampling.pop("schema"))
+        sampling["structured_outputs"] = structured
     try:
+        params = SamplingParams(temperature=0, max_tokens=48, extra_args=extra, **sampling)
         outputs = llm.generate(prompts, params, use_tqdm=False)
-    except VLLMValidationError as error:
+    except (VLLMValidationError, ValueError) as error:
         return {"error": str(error)}
     session = getattr(getattr(runner, "drafter", None), "_session", None)
-    return {"tokens": [list(o.outputs[0].token_ids) for o in outputs],
+    completions = [o.outputs[0] for o in outputs]
+    return {"tokens": [list(c.token_ids) for c in completions],
+            "ends": [[c.finish_reason, c.stop_reason] for c in completions],
+            "logprobs": [len(c.logprobs or ()) for c in completions],
             "counts": session.counts() if session else {}}
 
 runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
@@ -86,17 +111,23 @@ def serve(tmp_path: Path, model: Path, engine: dict[str, Any], calls: list[dict[
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> list[list[int]]:
+def unconfigured(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> Any:
     """What vLLM says without us: the plugin is loaded and not configured."""
     folder = tmp_path_factory.mktemp("plain")
-    calls = [{"questions": [question]} for question in QUESTIONS]
+    calls: list[dict[str, Any]] = [{"questions": [question]} for question in QUESTIONS]
+    calls += [{"questions": [QUESTIONS[0]], **special} for special in SPECIAL]
     done = serve(folder, default_model_path, {}, calls)
     assert done["proposer"] == "NoneType"
-    return [result["tokens"][0] for result in done["results"]]
+    return done["results"]
 
 
-def test_every_source_gives_the_tokens_of_plain_vllm(
-    tmp_path: Path, default_model_path: Path, plain: list[list[int]]
+@pytest.fixture(scope="module")
+def plain(unconfigured: Any) -> list[list[int]]:
+    return [result["tokens"][0] for result in unconfigured[: len(QUESTIONS)]]
+
+
+def test_every_source_gives_what_plain_vllm_gives(
+    tmp_path: Path, default_model_path: Path, plain: list[list[int]], unconfigured: Any
 ) -> None:
     engine = {
         "speculative_config": {
@@ -107,15 +138,24 @@ def test_every_source_gives_the_tokens_of_plain_vllm(
         "additional_config": {"hvd": {"policy": "cost", "payoff": "own"}},
     }
     words = ("auto", "cache", "eagle3", "off")
-    calls = [{"questions": [q], "hvd": word, "salt": word} for word in words for q in QUESTIONS]
+    calls: list[dict[str, Any]] = [
+        {"questions": [q], "hvd": word, "salt": word} for word in words for q in QUESTIONS
+    ]
     calls += [{"questions": list(QUESTIONS), "hvd": "auto"}, {"questions": ["Hi"], "hvd": "on"}]
+    calls += [{"questions": [QUESTIONS[0]], **special} for special in (*SPECIAL, *REFUSED)]
     done = serve(tmp_path, default_model_path, engine, calls)
     assert done["proposer"] == "HybridEagleProposer"
-    *results, together, refused = done["results"]
-    for index, result in enumerate(results):
-        assert result["tokens"][0] == plain[index % len(QUESTIONS)], calls[index]
-    assert together["tokens"] == plain
-    assert "auto, cache, eagle3, off" in refused["error"]
+    results = iter(done["results"])
+    for call in calls[: len(words) * len(QUESTIONS)]:
+        assert next(results)["tokens"][0] == plain[QUESTIONS.index(call["questions"][0])], call
+    assert next(results)["tokens"] == plain
+    assert "auto, cache, eagle3, off" in next(results)["error"]
+    for special, expected in zip(SPECIAL, unconfigured[len(QUESTIONS) :], strict=True):
+        found = next(results)
+        for what in ("tokens", "ends", "logprobs"):
+            assert found[what] == expected[what], (special, what)
+    for special in REFUSED:
+        assert next(iter(special)) in next(results)["error"]
 
 
 def test_a_cache_alone_drafts_within_a_scope_and_never_across(

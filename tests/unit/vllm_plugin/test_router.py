@@ -37,9 +37,10 @@ def route(
     *,
     max_draft_tokens: int = 16,
     eagle3_tokens: int = 4,
+    lookup_ms: float = 1e9,
 ) -> dict[str, Choice | None]:
     table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat.profile_of("m", s))
-    limits = Limits(runner.max_model_len, eagle3_tokens)
+    limits = Limits(runner.max_model_len, eagle3_tokens, lookup_ms=lookup_ms)
     router = Router(table, policy, limits)
     rows = compat.rows_of(runner, runner.sample(sampled))
     table.observe(rows)
@@ -101,3 +102,19 @@ def test_without_a_head_none_is_offered() -> None:
     choice = route(runner, {"a": [1]}, ModelForAll(), eagle3_tokens=0)["a"]
     assert choice is not None
     assert choice.num_model_tokens == 0
+
+
+def test_where_time_for_look_ups_runs_out_requests_take_turns() -> None:
+    runner = FakeRunner()
+    for name in "ab":
+        runner.add(name, LOOP)
+    table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat.profile_of("m", s))
+    router = Router(table, EachAlone(AlwaysCache()), Limits(64, 0, lookup_ms=1e-9))
+    rows = compat.rows_of(runner, runner.sample({"a": [1], "b": [1]}))
+    table.observe(rows)
+    choices = router.choose(rows, max_draft_tokens=4)
+    assert [len(c.cache_tokens) for c in choices if c is not None] == [0, 0]
+    assert router.num_unlooked == 2
+    router.limits = Limits(64, 0, lookup_ms=1e9)
+    choices = router.choose(rows, max_draft_tokens=4)
+    assert [len(c.cache_tokens) for c in choices if c is not None] == [4, 4]

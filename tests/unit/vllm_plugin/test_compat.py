@@ -1,0 +1,136 @@
+"""The seam to vLLM, on stand-ins: versions, the configuration that is refused, the hooks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvd_ray.errors import UserError
+from hvd_ray.vllm_plugin import compat
+
+
+def engine(**changed: Any) -> Any:
+    parallel = {
+        name: changed.pop(name, 1)
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    }
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**parallel),
+        use_v2_model_runner=changed.pop("use_v2", False),
+        scheduler_config=SimpleNamespace(async_scheduling=changed.pop("is_async", False)),
+        speculative_config=SimpleNamespace(
+            method="eagle3", draft_sample_method=changed.pop("drafts", "greedy")
+        ),
+    )
+
+
+def test_the_supported_version_is_the_installed_one() -> None:
+    pytest.importorskip("vllm")
+    compat.check_version()
+
+
+@pytest.mark.parametrize("found", ["0.31.1", "0.32.1", None])
+def test_another_version_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, found: str | None
+) -> None:
+    monkeypatch.setattr(compat, "installed_version", lambda: found)
+    with pytest.raises(UserError, match=r"vllm==0\.32\.0.*leave the section out"):
+        compat.check_version()
+
+
+@pytest.mark.parametrize(
+    ("changed", "culprit"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"data_parallel_size": 4}, "data_parallel_size=4"),
+        ({"use_v2": True}, "VLLM_USE_V2_MODEL_RUNNER"),
+        ({"is_async": True}, "no-async-scheduling"),
+        ({"drafts": "probabilistic"}, "draft_sample_method"),
+    ],
+)
+def test_what_does_not_work_is_refused_by_name(changed: dict[str, Any], culprit: str) -> None:
+    compat.check_engine(engine())
+    with pytest.raises(UserError, match=culprit):
+        compat.check_engine(engine(**changed))
+
+
+def arguments(speculative: dict[str, Any] | None, spec_method: str | None = None) -> Any:
+    return SimpleNamespace(speculative_config=speculative, spec_method=spec_method)
+
+
+def test_drafts_of_any_length_are_asked_for_without_the_users_help() -> None:
+    given = arguments({"method": "eagle3", "model": "head", "num_speculative_tokens": 8})
+    compat.request_unpadded_drafting(given)
+    assert given.speculative_config["disable_padded_drafter_batch"] is True
+    by_flag = arguments(None, "eagle3")
+    compat.request_unpadded_drafting(by_flag)
+    assert by_flag.speculative_config == {"disable_padded_drafter_batch": True}
+    cache_only = arguments({"method": "suffix"})
+    compat.request_unpadded_drafting(cache_only)
+    assert cache_only.speculative_config == {"method": "suffix"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        arguments(None),
+        arguments({"method": "ngram"}),
+        arguments({"method": "eagle3", "disable_padded_drafter_batch": False}),
+        arguments({"method": "eagle3", "disable-padded-drafter-batch": False}),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(given: Any) -> None:
+    with pytest.raises(UserError, match="hvd"):
+        compat.request_unpadded_drafting(given)
+
+
+def test_a_hook_is_set_once_and_hands_through() -> None:
+    class Owner:
+        def say(self, word: str) -> str:
+            return word
+
+    def around(original: Any, owner: Any, word: str) -> Any:
+        return original(owner, word) + "!"
+
+    compat._wrap(Owner, "say", around)
+    compat._wrap(Owner, "say", around)
+    assert Owner().say("hi") == "hi!"
+
+
+def test_nothing_of_vllm_is_touched_for_an_engine_without_the_section() -> None:
+    for additional in ({}, {"other": 1}, object()):
+        assert not compat._is_configured(SimpleNamespace(additional_config=additional))
+    assert compat._is_configured(SimpleNamespace(additional_config={"hvd": {}}))
+
+
+def request(extra: dict[str, Any] | None, salt: str | None = None) -> Any:
+    params = SimpleNamespace(extra_args=extra)
+    return SimpleNamespace(sampling_params=params, cache_salt=salt)
+
+
+def test_a_requests_salt_reaches_the_worker_and_its_own_args_stay() -> None:
+    pytest.importorskip("vllm")
+    mine = {"other": 1, "hvd": "off"}
+    made = request(mine, salt="s")
+    compat._mark_request(made, has_head=False)
+    assert made.sampling_params.extra_args == {"other": 1, "hvd": "off", "hvd_scope": "s"}
+    assert mine == {"other": 1, "hvd": "off"}, "the caller's mapping may be shared"
+    bare = request(None)
+    compat._mark_request(bare, has_head=False)
+    assert bare.sampling_params.extra_args == {"hvd_scope": ""}
+
+
+@pytest.mark.parametrize(
+    ("extra", "has_head"),
+    [({"hvd": "on"}, True), ({"hvd": "eagle3"}, False), ({"hvd_scope": "theirs"}, True)],
+)
+def test_what_a_request_may_not_ask_is_the_clients_fault(
+    extra: dict[str, Any], has_head: bool
+) -> None:
+    pytest.importorskip("vllm")
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="hvd"):
+        compat._mark_request(request(extra), has_head=has_head)
