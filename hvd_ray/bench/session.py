@@ -25,7 +25,7 @@ from hvd_ray.bench.result import BenchResult, CacheState
 from hvd_ray.bench.rivals import RIVALS, RivalDecoder, rival_facts
 from hvd_ray.bench.workloads import Prompt, load_prompts, load_shipped, select, workload_hash
 from hvd_ray.config import Config
-from hvd_ray.engines.base import Engine
+from hvd_ray.engines.base import Engine, EngineCapabilities
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model, tokenizer_sha
 from hvd_ray.provenance import provenance
@@ -33,6 +33,7 @@ from hvd_ray.systems import Parts, build_decoder, load_engine
 from hvd_ray.text import TextCodec
 
 CacheChoice = Literal["cold", "warm", "both"]
+ENGINES = ("torch", "vllm")
 CACHES: Mapping[str, tuple[CacheState, ...]] = {
     "cold": ("cold",),
     "warm": ("warm",),
@@ -61,19 +62,28 @@ class BenchOptions:
     filling_limit: int | None = None
     """Train prompts of a workload that fill a warm cache; None: all."""
     engine: str = "torch"
+    concurrency: int = 1
+    """Requests served together; more than one in vLLM only."""
 
     def __post_init__(self) -> None:
         if self.prompt_files and self.workloads:
             raise UserError("give --prompts or --workloads, not both")
-        for flag, value in (("--limit", self.limit), ("--max-tokens", self.max_tokens)):
+        counts = {
+            "--limit": self.limit,
+            "--max-tokens": self.max_tokens,
+            "--concurrency": self.concurrency,
+        }
+        for flag, value in counts.items():
             if value is not None and value < 1:
                 raise UserError(f"{flag} must be 1 or more, got {value}")
         if self.temperature is not None and not 0 <= self.temperature < float("inf"):
             raise UserError(f"--temperature must be 0 or more, got {self.temperature}")
         if self.cache not in CACHES:
             raise UserError(f"--cache must be one of {', '.join(CACHES)}, got {self.cache!r}")
-        if self.engine != "torch":
-            raise NotSupportedError(f"engine {self.engine!r}; choose --engine torch")
+        if self.engine not in ENGINES:
+            raise NotSupportedError(f"engine {self.engine!r}; choose from {', '.join(ENGINES)}")
+        if self.concurrency != 1 and self.engine != "vllm":
+            raise NotSupportedError("--concurrency with the torch engine; choose --engine vllm")
         for system in self.systems or ():
             check_measurable(system)
 
@@ -132,6 +142,8 @@ def run_bench(
     """
     prompts = options.load()
     chosen = select(prompts, split=options.split, limit=options.limit)
+    if options.engine == "vllm":
+        return _run_in_vllm(options, config, chosen, progress=progress)
     systems, found, notes = find_parts(options.systems, config, sources)
     arms = choose_arms(systems, CACHES[options.cache])
     is_warm = any(arm.cache == "warm" for arm in arms)
@@ -162,7 +174,36 @@ def run_bench(
         **found.facts,
         **({"rivals": rival_facts()} if set(systems) & set(RIVALS) else {}),
     )
-    return summarise(samples, engine, config, notes=notes, about=about)
+    return summarise(samples, engine.capabilities, config, notes=notes, about=about)
+
+
+def _run_in_vllm(
+    options: BenchOptions, config: Config, chosen: Sequence[Prompt], *, progress: Progress
+) -> BenchResult:
+    """The same comparison with every system in a vLLM engine of its own."""
+    from hvd_ray.bench.vllm_run import SYSTEMS, Wave, run_engines, target_limits
+    from hvd_ray.text import HFTextCodec
+
+    wave = Wave(options.concurrency)
+    limits = target_limits(config, wave)
+    codec = HFTextCodec(resolve_model(config.model).path_or_id)
+    sampling = Sampling(options.max_tokens, options.temperature, config.seed)
+    plan = Plan(
+        choose_arms(options.systems or SYSTEMS, CACHES[options.cache]),
+        ask(chosen, codec=codec, capabilities=limits, sampling=sampling),
+        {},
+    )
+    load_average = os.getloadavg()[0]
+    samples = run_engines(plan, config, wave, progress=progress)
+    about = provenance(
+        config=config,
+        workload_hash=workload_hash(chosen),
+        options=_plain(options),
+        warm_up="one short request a system; not counted",
+        load_average=round(load_average, 2),
+        **_checkpoint(config),
+    )
+    return summarise(samples, limits, config, notes=(), about=about)
 
 
 def _plan(
@@ -210,14 +251,13 @@ def _plain(options: BenchOptions) -> dict[str, Any]:
 
 def summarise(
     samples: Sequence[Sample],
-    engine: Engine,
+    target: EngineCapabilities,
     config: Config,
     *,
     notes: Sequence[str],
     about: Mapping[str, Any],
 ) -> BenchResult:
     """The rows of a run and the plain words on them."""
-    target = engine.capabilities
     labels = {"engine": target.name, "dtype": target.dtype}
     rows = tuple(workload_rows(samples, **labels, seed=config.seed))
     aggregate = tuple(aggregate_rows(samples, **labels, seed=config.seed))

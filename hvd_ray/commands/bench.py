@@ -79,7 +79,12 @@ def bench(
         ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32.")] = None,
-    engine: Annotated[str, typer.Option(help="torch.")] = "torch",
+    engine: Annotated[
+        str, typer.Option(help="torch; or vllm: the plugin against vLLM's own speculation.")
+    ] = "torch",
+    concurrency: Annotated[
+        int, typer.Option(metavar="N", help="Requests served together, in vLLM.")
+    ] = 1,
     predictor: Annotated[
         str | None,
         typer.Option(metavar="REF", help="A folder or models:/NAME@ALIAS. Default: the champion."),
@@ -124,6 +129,7 @@ def bench(
         temperature=temperature,
         cache=cache or ("cold" if suite is None else "both"),  # type: ignore[arg-type]
         engine=engine,
+        concurrency=concurrency,
     )
     running = SYSTEMS if options.systems is None else options.systems
     loaded = load_config(config, settings, policies=running)

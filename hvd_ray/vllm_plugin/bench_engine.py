@@ -1,0 +1,118 @@
+"""One engine of a comparison, in a process of its own (`bench/engine_process.py` starts it).
+
+vLLM sets threads and global state for good, so each engine that is compared gets a process. The
+first line on stdin is the engine's arguments; every further line is a wave of requests that are
+served together, or a reset; each is answered by one line. All lines are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TextIO
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What one request has brought so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+    """Tokens of each target pass."""
+    drafts: list[tuple[int, int]] = field(default_factory=list)
+    """Drafted and accepted tokens of each pass that verified a draft."""
+    finish_reason: str | None = None
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    lines = _own_stdout()
+    arguments = json.loads(sys.stdin.readline())
+    engine = _start(arguments)
+    _say(lines, {"ready": True})
+    for line in sys.stdin:
+        call = json.loads(line)
+        if call.get("reset"):
+            _reset(engine)
+            _say(lines, {"reset": True})
+        else:
+            _say(lines, _serve(engine, call["requests"]))
+
+
+def _own_stdout() -> TextIO:
+    """The real stdout for answers alone; whatever else is printed goes to stderr."""
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return lines
+
+
+def _say(lines: TextIO, answer: dict[str, Any]) -> None:
+    lines.write(json.dumps(answer) + "\n")
+    lines.flush()
+
+
+def _start(arguments: dict[str, Any]) -> Any:
+    from vllm import LLM
+
+    return LLM(
+        enforce_eager=True,
+        distributed_executor_backend="uni",
+        enable_prefix_caching=False,
+        per_request_spec_decode_metrics="detailed",
+        disable_log_stats=True,
+        **arguments,
+    ).llm_engine
+
+
+def _serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Answer a wave; its time is that of the whole wave."""
+    from vllm import SamplingParams
+
+    asked = {request["id"]: _Asked() for request in requests}
+    started = perf_counter()
+    for request in requests:
+        prompt = {"prompt_token_ids": request["prompt_token_ids"]}
+        params = SamplingParams(**request["sampling"], detokenize=bool(request["sampling"]["stop"]))
+        engine.add_request(request["id"], prompt, params)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            _take_in(asked[output.request_id], output)
+    seconds = perf_counter() - started
+    answers = {
+        name: {
+            "token_ids": one.token_ids,
+            "emitted": one.emitted,
+            "drafts": one.drafts,
+            "finish_reason": one.finish_reason,
+        }
+        for name, one in asked.items()
+    }
+    return {"seconds": seconds, "answers": answers}
+
+
+def _take_in(asked: _Asked, output: Any) -> None:
+    completion = output.outputs[0]
+    tokens = list(completion.token_ids)
+    new = len(tokens) - len(asked.token_ids)
+    if new > 0:
+        asked.token_ids = tokens
+        asked.emitted.append(new)
+    if output.finished:
+        asked.finish_reason = completion.finish_reason
+        if (stats := completion.spec_decode_metrics) is not None:
+            pairs = zip(stats.per_step_drafted, stats.per_step_accepted, strict=True)
+            asked.drafts = [(int(drafted), int(accepted)) for drafted, accepted in pairs]
+
+
+def _reset(engine: Any) -> None:
+    """Empty whatever the engine's drafter remembers of earlier requests."""
+    from hvd_ray.vllm_plugin.compat import forget_outputs
+
+    forget_outputs(engine.model_executor.driver_worker.worker.model_runner)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The comparison of vLLM engines, on stand-ins for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_ray.bench import vllm_run
+from hvd_ray.bench.cells import workload_rows
+from hvd_ray.bench.engine_process import Answer
+from hvd_ray.bench.plan import Plan, Question, choose_arms
+from hvd_ray.bench.vllm_run import Wave, engine_arguments, measure_in_vllm, run_engines
+from hvd_ray.bench.workloads import Prompt
+from hvd_ray.config import Config, load_config
+from hvd_ray.errors import NotSupportedError
+from hvd_ray.types import Request, SamplingParams, Source
+
+CALLS: list[tuple[str, Any]] = []
+
+
+class FakeEngine:
+    def __init__(self, name: str, answer: Answer) -> None:
+        self.name = name
+        self.answer = answer
+
+    def start(self) -> None:
+        CALLS.append((self.name, "start"))
+
+    def wait_ready(self) -> None:
+        CALLS.append((self.name, "ready"))
+
+    def reset(self) -> None:
+        CALLS.append((self.name, "reset"))
+
+    def close(self) -> None:
+        CALLS.append((self.name, "close"))
+
+    def serve(self, requests: Sequence[Request]) -> tuple[float, list[Answer]]:
+        CALLS.append((self.name, [request.request_id for request in requests]))
+        return 2.0, [self.answer for _ in requests]
+
+
+PLAIN = Answer((1, 2, 3, 4), (1, 1, 1, 1), (), "length")
+DRAFTED = Answer((1, 2, 3, 4), (1, 2, 1), ((3, 1), (2, 0)), "length")
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    CALLS.clear()
+
+
+def plan_of(*systems: str, prompts: int = 3) -> Plan:
+    questions = tuple(
+        Question(
+            Prompt(f"p{i}", "w", "f", f"s{i}", None, (), None, (5, 6), (), "here"),
+            Request(f"w/p{i}", (5, 6), SamplingParams(max_tokens=4)),
+        )
+        for i in range(prompts)
+    )
+    return Plan(choose_arms(systems, ("cold",)), {"w": questions}, {})
+
+
+def test_systems_take_turns_wave_by_wave() -> None:
+    plan = plan_of("greedy", "suffix")
+    engines = {"greedy": FakeEngine("greedy", PLAIN), "suffix": FakeEngine("suffix", DRAFTED)}
+    told: list[str] = []
+    samples = measure_in_vllm(plan, engines=engines, wave=Wave(2), on_request=told.append)
+    served = [(name, call) for name, call in CALLS if isinstance(call, list)]
+    assert served[2:] == [
+        ("greedy", ["w/p0", "w/p1"]),
+        ("suffix", ["w/p0", "w/p1"]),
+        ("suffix", ["w/p2"]),
+        ("greedy", ["w/p2"]),
+    ]
+    assert [name for name, call in CALLS if call == "reset"] == ["greedy", "suffix"]
+    assert len(told) == plan.num_requests
+    assert [s.seconds for s in samples] == [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
+
+
+def test_passes_and_drafts_become_rows() -> None:
+    plan = plan_of("suffix")
+    engines = {"greedy": FakeEngine("greedy", PLAIN), "suffix": FakeEngine("suffix", DRAFTED)}
+    samples = measure_in_vllm(plan, engines=engines, wave=Wave(1), on_request=lambda _: None)
+    rows = {r.system: r for r in workload_rows(samples, engine="vllm", dtype="float32", seed=0)}
+    assert rows["greedy"].target_passes == 12
+    assert rows["suffix"].target_passes == 9
+    assert (rows["suffix"].drafted, rows["suffix"].accepted) == (15, 3)
+    assert rows["suffix"].identical_to_greedy == 1.0
+
+
+def test_an_output_that_differs_is_found() -> None:
+    other = Answer((1, 2, 9, 4), (1, 3), ((3, 2),), "length")
+    engines = {"greedy": FakeEngine("greedy", PLAIN), "suffix": FakeEngine("suffix", other)}
+    samples = measure_in_vllm(
+        plan_of("suffix", prompts=1), engines=engines, wave=Wave(1), on_request=lambda _: None
+    )
+    found = {sample.arm.system: sample.difference for sample in samples}
+    assert found["greedy"] is None
+    assert found["suffix"] is not None
+    assert found["suffix"].position == 2
+
+
+def test_a_draft_of_which_nothing_was_accepted_is_a_pass_of_one_token() -> None:
+    steps = list(vllm_run._steps(DRAFTED, Source.SUFFIX))
+    assert [(s.drafted, s.accepted, s.emitted) for s in steps] == [(0, 0, 1), (3, 1, 2), (2, 0, 1)]
+    assert [s.source for s in steps] == [Source.NONE, Source.SUFFIX, Source.SUFFIX]
+
+
+def test_engines_are_ended_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_run, "engine_arguments", lambda system, *_: {"system": system})
+
+    class Broken(FakeEngine):
+        def wait_ready(self) -> None:
+            if self.name == "suffix":
+                raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        run_engines(
+            plan_of("suffix"),
+            Config(),
+            Wave(1),
+            progress=Silent(),
+            open_engine=lambda arguments: Broken(arguments["system"], PLAIN),
+        )
+    assert sorted(name for name, call in CALLS if call == "close") == ["greedy", "suffix"]
+
+
+class Silent:
+    def stage(self, text: str) -> None: ...
+
+    def expect(self, total: int) -> None: ...
+
+    def advance(self, done: int, text: str) -> None: ...
+
+
+def test_a_system_without_a_place_in_vllm_is_refused() -> None:
+    arms = choose_arms(["greedy"], ("cold",))
+    plan = Plan((*arms, type(arms[0])("tiered", "cold")), plan_of("greedy").measured, {})
+    with pytest.raises(NotSupportedError, match="tiered"):
+        run_engines(plan, Config(), Wave(1), progress=Silent())
+
+
+def test_each_system_has_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_run, "head_folder", lambda _: tmp_path)
+    monkeypatch.setattr(
+        vllm_run, "resolve_model", lambda _: type("M", (), {"path_or_id": "target"})()
+    )
+    config = load_config(None, ["tracking.uri=none"])
+    made = {s: engine_arguments(s, config, Wave(8)) for s in vllm_run.SYSTEMS}
+    assert "speculative_config" not in made["greedy"]
+    assert made["ngram"]["speculative_config"]["method"] == "ngram"
+    assert made["suffix"]["speculative_config"] == {
+        "method": "suffix",
+        "num_speculative_tokens": vllm_run.MAX_DRAFT_TOKENS,
+    }
+    assert made["eagle3"]["speculative_config"]["num_speculative_tokens"] == 4
+    assert "additional_config" not in made["eagle3"]
+    section = made["hvd_cost"]["additional_config"]["hvd"]
+    assert (section["policy"], section["payoff"]) == ("cost", "own")
+    assert {arguments["max_num_seqs"] for arguments in made.values()} == {8}
