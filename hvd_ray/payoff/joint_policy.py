@@ -9,7 +9,7 @@ price. Shapes: B requests, K draft length, N rows in all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hvd_ray.context import DecodeContext
 from hvd_ray.payoff.cost import CostTable
-from hvd_ray.payoff.cost_policy import PRIOR_CYCLES, correction, model_survival
+from hvd_ray.payoff.cost_policy import MODEL_ACCEPTANCE, PRIOR_CYCLES, correction, model_survival
 from hvd_ray.payoff.policy import Candidates
 from hvd_ray.types import Decision, Draft, Float32Array, Source
 
@@ -89,6 +89,9 @@ class JointCostPolicy:
     estimator: BatchSurvivalEstimator
     costs: BatchCosts
     model_draft_tokens: int = 4
+    model_acceptance: Callable[[], tuple[float, ...]] = lambda: MODEL_ACCEPTANCE
+    """What is expected of the model drafter for a request that has not used it much, by position:
+    P(token k accepted | those before it were)."""
 
     def decide_all(
         self, candidates_B: Sequence[Candidates], contexts_B: Sequence[DecodeContext]
@@ -115,19 +118,29 @@ class JointCostPolicy:
         pairs = list(zip(candidates_B, contexts_B, strict=True))
         drafted = [(c.cache, context) for c, context in pairs if c.cache.token_ids]
         curves = iter(self.estimator.survival_all([d for d, _ in drafted], [c for _, c in drafted]))
-        return [self._offer(c, context, curves) for c, context in pairs]
+        acceptance = self.model_acceptance()
+        return [
+            self._offer(c, context, next(curves) if c.cache.token_ids else None, acceptance)
+            for c, context in pairs
+        ]
 
-    def _offer(self, candidates: Candidates, context: DecodeContext, curves) -> _Offer:  # type: ignore[no-untyped-def]
+    def _offer(
+        self,
+        candidates: Candidates,
+        context: DecodeContext,
+        curve_K: Float32Array | None,
+        acceptance: tuple[float, ...],
+    ) -> _Offer:
         cache_K, payoff = _NOTHING, None
-        if candidates.cache.token_ids:
-            survival_K = next(curves)[: len(candidates.cache)].astype(np.float64)
+        if curve_K is not None:
+            survival_K = curve_K[: len(candidates.cache)].astype(np.float64)
             payoff = float(survival_K.sum())
             cache_K = survival_K * correction(context.history.outcomes)
         limit = min(self.model_draft_tokens, candidates.model_limit)
         if candidates.model_source is None or limit <= 0:
             return _Offer(cache_K, _NOTHING, payoff)
         cycles = [c for c in context.history.cycles if c.source == candidates.model_source]
-        return _Offer(cache_K, model_survival(cycles, limit), payoff)
+        return _Offer(cache_K, model_survival(cycles, limit, acceptance), payoff)
 
     def _rate(self, contexts_B: Sequence[DecodeContext], verify_ms: Float64Array) -> float:
         """Tokens per millisecond being reached by these requests together.

@@ -109,7 +109,7 @@ def _take_in(asked: _Asked, output: Any) -> None:
 
 def _reset(engine: Any) -> None:
     """Empty whatever the engine's drafter remembers of earlier requests."""
-    from hvd_ray.vllm_plugin.compat import forget_outputs
+    from hvd_ray.vllm_plugin.compat_runner import forget_outputs
 
     forget_outputs(engine.model_executor.driver_worker.worker.model_runner)
 

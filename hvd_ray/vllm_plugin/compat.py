@@ -1,27 +1,24 @@
 """Every name of vLLM's inside that the plugin touches, for one exact version.
 
-The rest of the plugin speaks of rows, drafts and requests; only this file and the class statements
-of `proposer.py` know where vLLM 0.32.0 keeps them (read in its source). All hooks may be set
-twice, and each hands through untouched whatever belongs to an engine without our section.
+The rest of the plugin speaks of rows, drafts and requests; only this file, `compat_runner.py` and
+the class statements of `proposer.py` know where vLLM 0.32.0 keeps them (read in its source). All
+hooks may be set twice, and each hands through untouched whatever belongs to an engine without our
+section.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvd_ray.errors import UserError
-from hvd_ray.types import SamplingParams, scope_key
 from hvd_ray.vllm_plugin.options import SECTION, HvdOptions, Target, read_control, read_options
-from hvd_ray.vllm_plugin.requests import Profile, Row
 
 if TYPE_CHECKING:
-    from hvd_ray.vllm_plugin.backlog import Rows
     from hvd_ray.vllm_plugin.production_traces import Origin
 
 VLLM_VERSION = "0.32.0"
@@ -212,6 +209,8 @@ def check_engine(vllm_config: Any) -> None:
         )
     if vllm_config.scheduler_config.async_scheduling:
         raise UserError(f"{SECTION}: not supported: async scheduling; --no-async-scheduling, {OFF}")
+    if speculative.method == "eagle3" and not speculative.disable_padded_drafter_batch:
+        raise UserError(f"{SECTION}: needs disable_padded_drafter_batch=true, {OFF}")
     if speculative.draft_sample_method != "greedy":
         raise UserError(
             f"{SECTION}: not supported: draft_sample_method={speculative.draft_sample_method!r} (a "
@@ -250,156 +249,6 @@ def _mark_request(request: Any, *, has_head: bool) -> None:
         raise VLLMValidationError(f"{SCOPE_KEY} is not for clients to set", parameter=SCOPE_KEY)
     extra[SCOPE_KEY] = request.cache_salt or ""
     params.extra_args = extra
-
-
-def profile_of(model: str, state: Any) -> Profile:
-    """What a request brought along, from the runner's state of it.
-
-    A request whose front end did not say whose it is (it runs no plugin) shares with nobody.
-    """
-    params = state.sampling_params
-    extra = params.extra_args or {}
-    salt = extra.get(SCOPE_KEY)
-    tenant = f"salt:{salt}" if salt is not None else f"request:{state.req_id}"
-    adapter = state.lora_request
-    stops = {*(params.stop_token_ids or ()), params.eos_token_id} - {None}
-    return Profile(
-        scope=scope_key(
-            tenant=tenant,
-            model=model,
-            adapter=f"{adapter.lora_int_id}:{adapter.lora_name}" if adapter else "",
-        ),
-        control=read_control(extra.get(CONTROL_KEY)),
-        max_tokens=params.max_tokens,
-        stop_token_ids=frozenset(stops),
-        is_readable=state.prompt_token_ids is not None and state.prompt_embeds is None,
-    )
-
-
-def sampling_of(state: Any) -> SamplingParams | None:
-    """A request's parameters under our names, its stop strings left out; None where one of them
-    is nothing that our traces can hold."""
-    params = state.sampling_params
-    try:
-        return SamplingParams(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            logit_bias=params.logit_bias or {},
-            max_tokens=params.max_tokens,
-            min_tokens=params.min_tokens,
-            stop_token_ids=tuple(params.stop_token_ids or ()),
-            ignore_eos=params.ignore_eos,
-            seed=params.seed,
-            logprobs=params.logprobs,
-        )
-    except UserError:
-        return None
-
-
-def rows_of(runner: Any, sampled_token_ids: Sequence[Sequence[int]]) -> list[Row]:
-    """The requests of the step that the runner has just sampled for, in its order."""
-    batch, drafted_B = runner.input_batch, runner.num_decode_draft_tokens.np
-    rows = []
-    for index, sampled in enumerate(sampled_token_ids):
-        request_id = batch.req_ids[index]
-        rows.append(
-            Row(
-                request_id,
-                runner.requests[request_id],
-                batch.token_ids_cpu[index, : batch.num_tokens_no_spec[index]],
-                int(batch.num_prompt_tokens[index]),
-                len(sampled),
-                max(0, int(drafted_B[index])),
-            )
-        )
-    return rows
-
-
-def rows_for_head(step: dict[str, Any]) -> list[Rows] | None:
-    """The rows of each request that `propose` was called for; None where they are not plain.
-
-    Args:
-        step: the arguments of `SpecDecodeBaseProposer.propose`.
-    """
-    from hvd_ray.vllm_plugin.backlog import split_rows
-
-    positions, metadata = step["target_positions"], step["common_attn_metadata"]
-    if step.get("mm_embed_inputs") is not None or positions.dim() != 1:
-        return None
-    return split_rows(
-        metadata.query_start_loc_cpu.tolist(),
-        positions_N=positions,
-        token_ids_N=step["target_token_ids"],
-        hidden_NA=step["target_hidden_states"],
-        slots_N=metadata.slot_mapping,
-    )
-
-
-def step_of_rows(
-    step: dict[str, Any], indices: Sequence[int], rows: Sequence[Rows]
-) -> dict[str, Any]:
-    """The arguments of `propose` for some of a step's requests, with all rows that they have."""
-    import torch
-    from vllm.v1.attention.backend import CommonAttentionMetadata
-
-    whole = step["common_attn_metadata"]
-    device = whole.seq_lens.device
-    index_B = torch.tensor(indices, device=device)
-    lengths = [len(part) for part in rows]
-    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    ends = torch.tensor([part.end for part in rows], dtype=torch.int32)
-    positions = [torch.arange(part.start, part.end, device=device) for part in rows]
-    metadata = CommonAttentionMetadata(
-        query_start_loc=starts.to(device),
-        query_start_loc_cpu=starts,
-        seq_lens=ends.clone().to(device),
-        seq_lens_cpu_upper_bound=ends,
-        num_reqs=len(rows),
-        num_actual_tokens=sum(lengths),
-        max_query_len=max(lengths),
-        max_seq_len=max(part.end for part in rows),
-        block_table_tensor=whole.block_table_tensor[index_B],
-        slot_mapping=torch.cat([part.slots_N for part in rows]),
-    )
-    return {
-        **step,
-        "target_token_ids": torch.cat([part.token_ids_N for part in rows]),
-        "target_positions": torch.cat(positions),
-        "target_hidden_states": torch.cat([part.hidden_NA for part in rows]),
-        "next_token_ids": step["next_token_ids"][index_B],
-        "common_attn_metadata": metadata,
-    }
-
-
-def shared_block_size(vllm_config: Any) -> int:
-    """Positions that the prefix cache shares as one block; 0 where it is off."""
-    cache = vllm_config.cache_config
-    return int(cache.block_size) if cache.enable_prefix_caching else 0
-
-
-def lift_length_limit(runner: Any) -> None:
-    """Have the runner ask for drafts also near the longest length.
-
-    It would propose rows of zeros to all requests as soon as one of them comes within
-    `num_speculative_tokens` of it; the router bounds each draft by its own request's room.
-    """
-    runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
-
-
-def time_steps(runner: Any, on_start: Callable[[int], None]) -> None:
-    """Call `on_start(rows)` as each target pass starts, with the rows that it reads."""
-    execute = runner.execute_model
-
-    def timed(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        on_start(scheduler_output.total_num_scheduled_tokens)
-        return execute(scheduler_output, *args, **kwargs)
-
-    runner.execute_model = timed
 
 
 def target_of(vllm_config: Any) -> Target:
@@ -445,14 +294,3 @@ def options_of(vllm_config: Any) -> HvdOptions:
     options = read_options(vllm_config.additional_config)
     assert options is not None, "only configured engines get our proposers"
     return options
-
-
-def forget_outputs(runner: Any) -> None:
-    """Empty the caches of earlier outputs, ours or that of vLLM's own suffix proposer."""
-    drafter = getattr(runner, "drafter", None)
-    if (session := getattr(drafter, "_session", None)) is not None:
-        session.hybrid.router.table.cache.clear()
-    elif (cache := getattr(drafter, "suffix_cache", None)) is not None:
-        for request_id in list(cache.cached_requests):
-            if request_id not in cache.active_requests:
-                cache.evict_cached_response(request_id)

@@ -15,7 +15,7 @@ from hvd_ray.systems import Parts, build_policy
 from hvd_ray.vllm_plugin.options import OWN_PAYOFF, HvdOptions, Target
 from hvd_ray.vllm_plugin.requests import Profile, RequestTable
 from hvd_ray.vllm_plugin.router import BatchPolicy, EachAlone, Limits, Router
-from hvd_ray.vllm_plugin.step_costs import LearntCosts
+from hvd_ray.vllm_plugin.step_costs import LearntAcceptance, LearntCosts
 
 _JUDGED = ("cost", "tau")
 """Policies that ask a predictor."""
@@ -26,6 +26,7 @@ class Hybrid:
     """A worker's router, what it learns from steps, and what the start-up line says."""
 
     router: Router
+    acceptance: LearntAcceptance
     learnt: LearntCosts | None = None
     """Costs that are measured as the engine runs; None: a table's, or no policy asks."""
     facts: dict[str, str] = field(default_factory=dict)
@@ -46,11 +47,13 @@ def open_hybrid(
     """
     config = options.config(target.model)
     estimator, predictor = _estimator(options, config, target)
-    learnt, costs = None, None
+    learnt, costs, acceptance = None, None, LearntAcceptance()
     if options.policy == "cost":
         costs, learnt = _costs(options, config)
         assert estimator is not None
-        policy: BatchPolicy = JointCostPolicy(estimator, costs, options.eagle3_tokens)
+        policy: BatchPolicy = JointCostPolicy(
+            estimator, costs, options.eagle3_tokens, acceptance.by_position
+        )
     else:
         policy = EachAlone(build_policy(options.system, config, Parts(estimator)))
     limits = Limits(
@@ -70,7 +73,7 @@ def open_hybrid(
         "lookup_ms": f"{options.lookup_ms:g}",
         "traces": options.traces.folder if options.traces else "off",
     }
-    return Hybrid(router, learnt, facts)
+    return Hybrid(router, acceptance, learnt, facts)
 
 
 def _estimator(

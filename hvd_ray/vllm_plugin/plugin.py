@@ -44,6 +44,7 @@ def _check(vllm_config: Any, options: HvdOptions) -> None:
 
 def _our_proposers(vllm_config: Any) -> AbstractContextManager[None]:
     """While it lasts, the model runner makes our proposers instead of vLLM's."""
+    compat.check_engine(vllm_config)  # again: not every front end runs the plugin
     from hvd_ray.vllm_plugin.proposer import HybridEagleProposer, HybridSuffixProposer
 
     if compat.has_head(vllm_config):

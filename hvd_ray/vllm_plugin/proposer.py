@@ -15,7 +15,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
 from hvd_ray.types import NO_DRAFT, Draft, Source
-from hvd_ray.vllm_plugin import compat
+from hvd_ray.vllm_plugin import compat_runner
 from hvd_ray.vllm_plugin.backlog import Backlog, in_batches
 from hvd_ray.vllm_plugin.router import Choice
 from hvd_ray.vllm_plugin.session import HybridSession
@@ -30,7 +30,7 @@ class HybridEagleProposer(EagleProposer):  # type: ignore[misc]
     def bind(self, runner: Any) -> None:
         """Take the runner's requests in view; called once, when it is made."""
         self._session = HybridSession.open(runner)
-        self._backlog = Backlog(compat.shared_block_size(runner.vllm_config))
+        self._backlog = Backlog(compat_runner.shared_block_size(runner.vllm_config))
         self._sampled: Sequence[Sequence[int]] = ()
 
     def prepare_next_token_ids_cpu(
@@ -44,9 +44,7 @@ class HybridEagleProposer(EagleProposer):  # type: ignore[misc]
         """A draft for each request, of its own length."""
         choices = self._session.choose(self._sampled, num_speculative_tokens)
         wanted = max((c.num_model_tokens for c in choices if c is not None), default=0)
-        started = perf_counter()
         chains = self._run_head(choices, wanted, step)
-        self._session.observe_head(wanted, (perf_counter() - started) * 1e3)
         drafts = [_draft(c, chains.get(index, [])) for index, c in enumerate(choices)]
         return self._session.give(choices, drafts)
 
@@ -54,7 +52,7 @@ class HybridEagleProposer(EagleProposer):  # type: ignore[misc]
         self, choices: Sequence[Choice | None], wanted: int, step: dict[str, Any]
     ) -> Chains:
         """Have the head read what it must, and draft `wanted` tokens for those it read."""
-        rows = compat.rows_for_head(step)
+        rows = compat_runner.rows_for_head(step)
         if rows is None:  # embeddings or several positions a token: read everything at once
             return _as_chains(range(len(choices)), super().propose(wanted, **step))
         requests, ids = self._session.runner.requests, self._session.runner.input_batch.req_ids
@@ -64,14 +62,21 @@ class HybridEagleProposer(EagleProposer):  # type: ignore[misc]
         due = [
             index
             for index, choice in enumerate(choices)
-            if choice is None or choice.num_model_tokens or self._backlog.is_due(ids[index])
+            if not self._sampled[index]  # prompts are long, and shared soon
+            or (choice is not None and choice.num_model_tokens)
+            or self._backlog.is_due(ids[index])
         ]
         taken = self._backlog.take(ids[index] for index in due)
+        started = perf_counter()
         chains: Chains = {}
         for group in in_batches([len(part) for part in taken], self.max_num_tokens):
             indices = [due[member] for member in group]
-            some = compat.step_of_rows(step, indices, [taken[member] for member in group])
+            some = compat_runner.step_of_rows(step, indices, [taken[member] for member in group])
             chains |= _as_chains(indices, super().propose(wanted, **some))
+        if taken:
+            is_typical = max(len(part) for part in taken) <= self._backlog.max_rows
+            ms = (perf_counter() - started) * 1e3
+            self._session.observe_head(wanted, ms, is_typical=is_typical)
         return chains
 
 

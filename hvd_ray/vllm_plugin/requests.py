@@ -31,6 +31,11 @@ class Profile:
     is_readable: bool = True
     """Whether its prompt is known as tokens (not as embeddings)."""
 
+    @property
+    def may_use_cache(self) -> bool:
+        """Whether the cache could ever draft for it."""
+        return self.is_readable and self.control in (Control.AUTO, Control.CACHE)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -139,11 +144,11 @@ class RequestTable:
     def _start(self, row: Row, num_before: int) -> Tracked:
         profile = self.profile_of(row.handle)
         key = f"{row.request_id}#{next(self._names)}"
-        prompt = row.token_ids_T[: row.prompt_len] if profile.is_readable else ()
+        prompt = row.token_ids_T[: row.prompt_len].tolist() if profile.may_use_cache else ()
         context = DecodeContext(
             TokenBuffer(row.token_ids_T[:num_before]), row.prompt_len, profile.max_tokens, room=0
         )
-        self.cache.start(Request(key, tuple(int(t) for t in prompt), scope=profile.scope))
+        self.cache.start(Request(key, tuple(prompt), scope=profile.scope))
         if num_before > row.prompt_len:
             earlier = row.token_ids_T[row.prompt_len : num_before].tolist()
             self.cache.observe(key, tuple(earlier))

@@ -172,11 +172,11 @@ class Router:
         return self.table.cache.propose(tracked.key, tracked.context.room)
 
     def _uses_cache(self, tracked: Tracked) -> bool:
-        if not tracked.profile.is_readable:
+        if not tracked.profile.may_use_cache:
             return False
         if tracked.profile.control is Control.AUTO:
             return self.limits.uses_cache
-        return tracked.profile.control is Control.CACHE
+        return True
 
     def _room(self, tracked: Tracked, max_draft_tokens: int) -> int:
         context = tracked.context

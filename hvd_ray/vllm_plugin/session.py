@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from hvd_ray.types import Draft, Step
-from hvd_ray.vllm_plugin import compat
+from hvd_ray.types import Draft, Source, Step
+from hvd_ray.vllm_plugin import compat, compat_runner
 from hvd_ray.vllm_plugin.metrics import Counters, CountFile, count_file
 from hvd_ray.vllm_plugin.parts import Hybrid, open_hybrid
 from hvd_ray.vllm_plugin.production_traces import TraceSampler
@@ -39,7 +39,7 @@ class HybridSession:
         options = compat.options_of(runner.vllm_config)
         target = compat.target_of(runner.vllm_config)
         hybrid = open_hybrid(
-            options, target, profile_of=lambda state: compat.profile_of(target.model, state)
+            options, target, profile_of=lambda state: compat_runner.profile_of(target.model, state)
         )
         file = CountFile(count_file(runner.vllm_config.instance_id))
         traces = None
@@ -49,8 +49,8 @@ class HybridSession:
         session._listen(hybrid.router.table)
         file.remove_stale()
         atexit.register(file.remove)
-        compat.lift_length_limit(runner)
-        compat.time_steps(runner, session.start_pass)
+        compat_runner.lift_length_limit(runner)
+        compat_runner.time_steps(runner, session.start_pass)
         compat.log_line(hybrid.start_line)
         return session
 
@@ -64,7 +64,7 @@ class HybridSession:
     ) -> list[Choice | None]:
         """A choice for each request of the step; None for those in prefill."""
         pass_ms = (perf_counter() - self._pass_started) * 1e3
-        rows = compat.rows_of(self.runner, sampled_token_ids)
+        rows = compat_runner.rows_of(self.runner, sampled_token_ids)
         self._learn(rows, pass_ms)
         router = self.hybrid.router
         router.table.pass_us = pass_ms * 1e3
@@ -75,10 +75,13 @@ class HybridSession:
         self.counters.add("hvd_decision_seconds_total", router.decide_us / 1e6)
         return choices
 
-    def observe_head(self, num_tokens: int, ms: float) -> None:
-        """The head took so long for a chain of so many tokens; 0: it read rows at the most."""
+    def observe_head(self, num_tokens: int, ms: float, *, is_typical: bool) -> None:
+        """The head took so long for a chain of so many tokens (0: it only read rows).
+
+        Reading a prompt is not typical: it is no part of what a draft costs.
+        """
         self.counters.add("hvd_head_seconds_total", ms / 1e3)
-        if self.hybrid.learnt is not None and num_tokens:
+        if self.hybrid.learnt is not None and is_typical:
             self.hybrid.learnt.head.observe(num_tokens, ms)
 
     def give(self, choices: Sequence[Choice | None], drafts: Sequence[Draft]) -> list[list[int]]:
@@ -104,12 +107,14 @@ class HybridSession:
 
     def _on_step(self, tracked: Tracked, step: Step, skipped: str) -> None:
         self.counters.count_step(step, skipped=skipped)
+        if step.source == Source.EAGLE3:
+            self.hybrid.acceptance.observe(step.drafted, step.accepted)
         if self.traces is not None:
             self.traces.observe(tracked, step)
 
     def _on_end(self, tracked: Tracked) -> None:
         if self.traces is not None:
-            self.traces.end(tracked, compat.sampling_of(tracked.handle))
+            self.traces.end(tracked, compat_runner.sampling_of(tracked.handle))
             self.counters.put("hvd_traces", self.traces.num_kept)
             self.counters.put("hvd_traces_dropped", self.traces.num_dropped)
 

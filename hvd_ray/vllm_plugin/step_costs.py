@@ -1,4 +1,4 @@
-"""What steps cost on this machine, learnt from the engine's own steps while it serves.
+"""What steps cost here and what the head brings, learnt from the engine's own steps.
 
 Two straight lines, each with a prior that a few dozen steps outweigh: the target's pass over its
 rows, the head's work over its chain. Old steps fade, so the lines follow batch size, context and
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hvd_ray.payoff.cost_policy import MODEL_ACCEPTANCE
 from hvd_ray.payoff.joint_policy import Float64Array
 
 FADE = 0.995
@@ -64,8 +65,8 @@ class LearntCosts:
 
     target: FadingLine = field(default_factory=lambda: FadingLine(prior_slope=1 / 64))
     """Over rows."""
-    head: FadingLine = field(default_factory=lambda: FadingLine(prior_slope=0.5))
-    """Over chain tokens."""
+    head: FadingLine = field(default_factory=lambda: FadingLine(prior_slope=0.8))
+    """Over chain tokens; at 0 it only reads the rows that wait for it."""
     prior_head_share: float = 0.12
     """A chain of one token costs about this much of a target pass, before it was measured."""
 
@@ -78,3 +79,31 @@ class LearntCosts:
         if self.head.is_known:
             return self.head.at(num_tokens)
         return self.target.at(1) * self.prior_head_share * num_tokens
+
+
+@dataclass(slots=True)
+class LearntAcceptance:
+    """How often the head's tokens are accepted by position, over all requests, old cycles fading.
+
+    A request that has used the head seldom is judged by this; its own cycles soon outweigh it.
+    """
+
+    prior: tuple[float, ...] = MODEL_ACCEPTANCE
+    prior_weight: float = 20.0
+    _tried_K: np.ndarray = field(default_factory=lambda: np.zeros(64))
+    _accepted_K: np.ndarray = field(default_factory=lambda: np.zeros(64))
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Take in a chain: position k was tried if all before it were accepted."""
+        num_tried = min(accepted + 1, drafted)
+        self._tried_K *= FADE
+        self._accepted_K *= FADE
+        self._tried_K[:num_tried] += 1
+        self._accepted_K[: min(accepted, num_tried)] += 1
+
+    def by_position(self) -> tuple[float, ...]:
+        """P(token k accepted | those before it were)."""
+        prior_K = np.full(len(self._tried_K), self.prior[-1])
+        prior_K[: len(self.prior)] = self.prior
+        found_K = self._accepted_K + self.prior_weight * prior_K
+        return tuple((found_K / (self._tried_K + self.prior_weight)).tolist())

@@ -21,7 +21,9 @@ def engine(**changed: Any) -> Any:
         use_v2_model_runner=changed.pop("use_v2", False),
         scheduler_config=SimpleNamespace(async_scheduling=changed.pop("is_async", False)),
         speculative_config=SimpleNamespace(
-            method="eagle3", draft_sample_method=changed.pop("drafts", "greedy")
+            method="eagle3",
+            draft_sample_method=changed.pop("drafts", "greedy"),
+            disable_padded_drafter_batch=changed.pop("unpadded", True),
         ),
     )
 
@@ -48,6 +50,7 @@ def test_another_version_is_refused_with_what_to_install(
         ({"use_v2": True}, "VLLM_USE_V2_MODEL_RUNNER"),
         ({"is_async": True}, "no-async-scheduling"),
         ({"drafts": "probabilistic"}, "draft_sample_method"),
+        ({"unpadded": False}, "disable_padded_drafter_batch"),
     ],
 )
 def test_what_does_not_work_is_refused_by_name(changed: dict[str, Any], culprit: str) -> None:

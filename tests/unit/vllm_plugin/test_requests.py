@@ -8,7 +8,7 @@ import pytest
 from hvd_ray.config import SuffixConfig
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.types import Draft, Source, Step
-from hvd_ray.vllm_plugin import compat
+from hvd_ray.vllm_plugin import compat_runner
 from hvd_ray.vllm_plugin.options import Control
 from hvd_ray.vllm_plugin.requests import Plan, RequestTable, Tracked
 
@@ -24,13 +24,13 @@ class Bench:
         self.ended: list[str] = []
         self.table = RequestTable(
             SuffixDrafter(SuffixConfig()),
-            lambda state: compat.profile_of("model", state),
+            lambda state: compat_runner.profile_of("model", state),
             on_step=lambda _tracked, step, _skipped: self.steps.append(step),
             on_end=lambda tracked: self.ended.append(tracked.key),
         )
 
     def step(self, sampled: dict[str, list[int]], drafted: dict[str, int] | None = None) -> None:
-        rows = compat.rows_of(self.runner, self.runner.sample(sampled, drafted=drafted))
+        rows = compat_runner.rows_of(self.runner, self.runner.sample(sampled, drafted=drafted))
         self.table.forget_absent(self.runner.requests)
         self.table.observe(rows)
 
@@ -148,7 +148,7 @@ def test_scopes_are_salt_and_adapter() -> None:
     runner.requests["e"].lora_request = type("L", (), {"lora_int_id": 1, "lora_name": "l"})()
     runner.add("f", [1], extra_args=None)
     runner.add("g", [1], extra_args=None)
-    scopes = {i: compat.profile_of("m", s).scope for i, s in runner.requests.items()}
+    scopes = {i: compat_runner.profile_of("m", s).scope for i, s in runner.requests.items()}
     assert scopes["a"] == scopes["b"]
     others = [scopes[i] for i in "acdefg"]
     assert len(set(others)) == len(others), "a front end without the plugin shares with nobody"
@@ -171,7 +171,26 @@ def test_a_profile_holds_what_ends_the_request() -> None:
     runner.add("a", [1], eos_token_id=2, stop_token_ids=[5], extra_args={"hvd": "off"})
     runner.add("b", [1])
     runner.requests["b"].prompt_embeds = np.zeros((1, 4))
-    profile = compat.profile_of("m", runner.requests["a"])
+    profile = compat_runner.profile_of("m", runner.requests["a"])
     assert profile.stop_token_ids == {2, 5}
     assert profile.control is Control.OFF
-    assert not compat.profile_of("m", runner.requests["b"]).is_readable
+    assert not compat_runner.profile_of("m", runner.requests["b"]).is_readable
+
+
+def test_many_short_requests_leave_no_more_than_the_cap() -> None:
+    runner = FakeRunner()
+    cache = SuffixDrafter(SuffixConfig(max_cached_tokens=200))
+    table = RequestTable(cache, lambda state: compat_runner.profile_of("m", state))
+    sizes = []
+    for number in range(300):
+        name = f"r{number}"
+        runner.add(name, [1, 2], extra_args={"hvd_scope": str(number % 3)})
+        rows = compat_runner.rows_of(runner, runner.sample({name: [number, number + 1, 7, 8]}))
+        table.forget_absent(runner.requests)
+        table.observe(rows)
+        runner.remove(name)
+        sizes.append(cache.num_cached_tokens)
+    assert max(sizes) <= 200
+    assert sizes[-1] > 150
+    assert len(table) == 1
+    assert cache.num_scopes <= 3

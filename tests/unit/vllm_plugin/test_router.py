@@ -9,7 +9,7 @@ from hvd_ray.context import DecodeContext
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.payoff.policy import AlwaysCache, Candidates
 from hvd_ray.types import Decision, Source
-from hvd_ray.vllm_plugin import compat
+from hvd_ray.vllm_plugin import compat_runner
 from hvd_ray.vllm_plugin.requests import RequestTable
 from hvd_ray.vllm_plugin.router import BatchPolicy, Choice, EachAlone, Limits, Router
 
@@ -39,10 +39,10 @@ def route(
     eagle3_tokens: int = 4,
     lookup_ms: float = 1e9,
 ) -> dict[str, Choice | None]:
-    table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat.profile_of("m", s))
+    table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat_runner.profile_of("m", s))
     limits = Limits(runner.max_model_len, eagle3_tokens, lookup_ms=lookup_ms)
     router = Router(table, policy, limits)
-    rows = compat.rows_of(runner, runner.sample(sampled))
+    rows = compat_runner.rows_of(runner, runner.sample(sampled))
     table.observe(rows)
     choices = router.choose(rows, max_draft_tokens=max_draft_tokens)
     return dict(zip(sampled, choices, strict=True))
@@ -108,9 +108,9 @@ def test_where_time_for_look_ups_runs_out_requests_take_turns() -> None:
     runner = FakeRunner()
     for name in "ab":
         runner.add(name, LOOP)
-    table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat.profile_of("m", s))
+    table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat_runner.profile_of("m", s))
     router = Router(table, EachAlone(AlwaysCache()), Limits(64, 0, lookup_ms=1e-9))
-    rows = compat.rows_of(runner, runner.sample({"a": [1], "b": [1]}))
+    rows = compat_runner.rows_of(runner, runner.sample({"a": [1], "b": [1]}))
     table.observe(rows)
     choices = router.choose(rows, max_draft_tokens=4)
     assert [len(c.cache_tokens) for c in choices if c is not None] == [0, 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_ray.vllm_plugin.step_costs import FadingLine, LearntCosts
+from hvd_ray.vllm_plugin.step_costs import FadingLine, LearntAcceptance, LearntCosts
 
 
 def test_a_line_is_found_again() -> None:
@@ -49,3 +49,21 @@ def test_costs_rise_with_rows_and_know_the_head_once_it_ran() -> None:
     for tokens in (1, 4) * 50:
         costs.head.observe(tokens, 2.0 + tokens)
     assert costs.model_ms(4) == pytest.approx(6.0, rel=0.1)
+
+
+def test_the_heads_acceptance_is_learnt_by_position_from_what_was_tried() -> None:
+    learnt = LearntAcceptance(prior=(0.5, 0.5))
+    assert learnt.by_position()[:3] == (0.5, 0.5, 0.5)
+    for _ in range(300):
+        learnt.observe(drafted=3, accepted=1)  # the first always, the second never
+    first, second, third = learnt.by_position()[:3]
+    assert first > 0.9
+    assert second < 0.1
+    assert third == 0.5, "never tried"
+
+
+def test_a_whole_chain_says_nothing_of_the_position_beyond() -> None:
+    learnt = LearntAcceptance(prior=(0.5,))
+    learnt.observe(drafted=2, accepted=2)
+    assert learnt.by_position()[2] == 0.5
+    assert learnt.by_position()[1] > 0.5
