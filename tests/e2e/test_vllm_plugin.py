@@ -68,6 +68,8 @@ def run(questions, hvd=None, salt=None, **sampling):
     if "schema" in sampling:
         structured = StructuredOutputsParams(json=sampling.pop("schema"))
         sampling["structured_outputs"] = structured
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {int(key): bias for key, bias in sampling["logit_bias"].items()}
     try:
         params = SamplingParams(temperature=0, max_tokens=48, extra_args=extra, **sampling)
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -181,3 +183,23 @@ def test_a_cache_alone_drafts_within_a_scope_and_never_across(
     assert other_scope == first, "another scope starts as cold as the first request did"
     assert same_scope > first + 10
     assert off == 0
+
+
+@pytest.mark.usefixtures("default_model_path")
+def test_systems_are_compared_inside_vllm(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    command = f"bench --engine vllm --systems hvd_cost --workloads sql_schema --limit 2 --out {out}"
+    flags = "--max-tokens 24 --dtype float32 --concurrency 2 tracking.uri=none"
+    done = subprocess.run(
+        [sys.executable, "-m", "hvd_ray.cli", *command.split(), *flags.split()],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    rows = {row["system"]: row for row in json.loads(out.read_text())["rows"]}
+    assert set(rows) == {"greedy", "hvd_cost"}
+    assert rows["hvd_cost"]["engine"] == "vllm"
+    assert rows["hvd_cost"]["identical_to_greedy"] == 1.0
+    assert rows["hvd_cost"]["tokens"] == rows["greedy"]["tokens"] > 0
+    assert rows["hvd_cost"]["target_passes"] <= rows["greedy"]["target_passes"]
