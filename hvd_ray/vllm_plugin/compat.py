@@ -139,6 +139,20 @@ def hook_workers(around_start: Callable[[Any], Any], after_start: Callable[[Any]
     _wrap(WorkerWrapperBase, "init_device", around)
 
 
+def guard_steps_without_drafts() -> None:
+    """Keep vLLM's sampling on a CPU alive in steps in which no request has a draft.
+
+    It takes the maximum of `top_k` over the draft rows, which fails where there are none, as in any
+    step that only reads prompts: without this, one request with `top_k` ends a speculating engine.
+    """
+    from vllm.v1.sample import rejection_sampler
+
+    def around(original: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(logits, *args, **kwargs) if logits.shape[0] else logits
+
+    _wrap(rejection_sampler, "apply_sampling_constraints", around)
+
+
 @contextmanager
 def replaced_proposers(**classes: type) -> Iterator[None]:
     """Let the model runner that is made meanwhile construct these classes instead of its own.

@@ -53,4 +53,5 @@ def _our_proposers(vllm_config: Any) -> AbstractContextManager[None]:
 
 
 def _bind(runner: Any) -> None:
+    compat.guard_steps_without_drafts()
     runner.drafter.bind(runner)

@@ -37,6 +37,8 @@ SPECIAL: tuple[dict[str, Any], ...] = (
     {"stop": ["radius"]},
     {"schema": SCHEMA},
     {"bad_words": ["planets"]},
+    {"temperature": 1.0, "top_k": 1},
+    {"temperature": 1.0, "top_k": 1, "n": 2},
 )
 """What vLLM verifies in ways of its own."""
 REFUSED: tuple[dict[str, Any], ...] = ({"logit_bias": {"5": 3.0}},)
@@ -71,7 +73,8 @@ def run(questions, hvd=None, salt=None, **sampling):
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {int(key): bias for key, bias in sampling["logit_bias"].items()}
     try:
-        params = SamplingParams(temperature=0, max_tokens=48, extra_args=extra, **sampling)
+        sampling = {"temperature": 0, "max_tokens": 48, "extra_args": extra} | sampling
+        params = SamplingParams(**sampling)
         outputs = llm.generate(prompts, params, use_tqdm=False)
     except (VLLMValidationError, ValueError) as error:
         return {"error": str(error)}
