@@ -139,18 +139,28 @@ def hook_workers(around_start: Callable[[Any], Any], after_start: Callable[[Any]
     _wrap(WorkerWrapperBase, "init_device", around)
 
 
-def guard_steps_without_drafts() -> None:
-    """Keep vLLM's sampling on a CPU alive in steps in which no request has a draft.
+def mend_cpu_sampling() -> None:
+    """Two faults of vLLM's speculative sampling on a CPU, with any drafter.
 
-    It takes the maximum of `top_k` over the draft rows, which fails where there are none, as in any
-    step that only reads prompts: without this, one request with `top_k` ends a speculating engine.
+    Temperature, `top_k` and `top_p` are spread over the draft rows into a copy that is thrown away,
+    so the rows get whatever lay in memory; and a step in which no request has a draft, as any that
+    only reads prompts, takes the maximum of no `top_k`, which ends the engine. Greedy requests
+    meet neither.
     """
     from vllm.v1.sample import rejection_sampler
 
-    def around(original: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
+    from hvd_ray.vllm_plugin.compat_runner import spread_over_rows
+
+    def spread(original: Any, x: Any, cu_num_tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.device.type != "cpu":
+            return original(x, cu_num_tokens, *args, **kwargs)
+        return spread_over_rows(x, cu_num_tokens, *args, **kwargs)
+
+    def constrain(original: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
         return original(logits, *args, **kwargs) if logits.shape[0] else logits
 
-    _wrap(rejection_sampler, "apply_sampling_constraints", around)
+    _wrap(rejection_sampler, "expand_batch_to_tokens", spread)
+    _wrap(rejection_sampler, "apply_sampling_constraints", constrain)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hvd_ray.errors import UserError
 from hvd_ray.types import SamplingParams, scope_key
@@ -175,3 +176,25 @@ def forget_outputs(runner: Any) -> None:
         for request_id in list(cache.cached_requests):
             if request_id not in cache.active_requests:
                 cache.evict_cached_response(request_id)
+
+
+def spread_over_rows(
+    x: Tensor,
+    cu_num_tokens: Tensor,
+    num_tokens: int,
+    replace_from: int = 0,
+    replace_to: int = 0,
+) -> Tensor:
+    """Each request's value once for each of its draft rows, as `expand_batch_to_tokens` says.
+
+    Args:
+        x: one value a request.
+        cu_num_tokens: draft rows of the requests up to and including each.
+        num_tokens: draft rows in all.
+        replace_from: a value that becomes `replace_to` on the way.
+        replace_to: what stands in its place.
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    spread = torch.repeat_interleave(x, counts.long())
+    assert len(spread) == num_tokens
+    return torch.where(spread == replace_from, replace_to, spread)

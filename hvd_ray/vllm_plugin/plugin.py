@@ -53,5 +53,5 @@ def _our_proposers(vllm_config: Any) -> AbstractContextManager[None]:
 
 
 def _bind(runner: Any) -> None:
-    compat.guard_steps_without_drafts()
+    compat.mend_cpu_sampling()
     runner.drafter.bind(runner)
