@@ -145,6 +145,7 @@ def test_a_system_without_a_place_in_vllm_is_refused() -> None:
 
 def test_each_system_has_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_run, "head_folder", lambda _: tmp_path)
+    monkeypatch.setattr(vllm_run, "_predictor", lambda _: "own")
     monkeypatch.setattr(
         vllm_run, "resolve_model", lambda _: type("M", (), {"path_or_id": "target"})()
     )
