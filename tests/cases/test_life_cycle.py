@@ -66,7 +66,6 @@ class Broken:
     """A model drafter that fails on its first proposal."""
 
     source: str = "eagle3"
-    max_draft_tokens: int = 4
     stopped: list[str] = field(default_factory=list)
 
     def start(self, request: Request) -> None: ...
@@ -75,6 +74,9 @@ class Broken:
 
     def propose(self, request_id: str, limit: int) -> Draft:  # noqa: ARG002
         raise RuntimeError("the head is broken")
+
+    def room(self, request_id: str) -> int:  # noqa: ARG002
+        return 4
 
     def stop(self, request_id: str) -> None:
         self.stopped.append(request_id)
