@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hvd_ray.errors import UserError
+from hvd_ray.types import VERIFICATION_NAMES, VerificationName
 
 PolicyName = Literal[
     "greedy",
@@ -24,6 +26,19 @@ PolicyName = Literal[
     "hvd_cost",
 ]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+SYSTEM_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "nested": "suffix+nested",
+        "tiered": "suffix+tiered",
+        "tiered_learned": "suffix+tiered_learned",
+        "self_spec": "greedy+nested",
+        "cascade_chow": "greedy+cascade_chow",
+        "cascade_diff": "greedy+cascade_diff",
+        "cascade_opt": "greedy+cascade_opt",
+        "cascade_token_v3": "greedy+cascade_token_v3",
+    }
+)
+"""Short names for a policy and who verifies what it drafts; with `greedy` the slim model drafts."""
 Dtype = Literal["float32", "bfloat16"]
 DEFAULT_MODEL = "smollm2-135m"
 LISTED_IN = "hvd_ray/config.py"
@@ -101,6 +116,41 @@ class PolicyConfig(_Section):
     """What the match must reach under `rule_match`."""
 
 
+class TiersConfig(_Section):
+    """Verification by a slim model of the target, in front of the target or in its place."""
+
+    slim: str | None = None
+    """A file that `hvd slim search` has written; None: the one that ships for the target."""
+    num_tentative: Annotated[int, Field(ge=0, le=64)] = 4
+    """Tokens that the slim model puts before the target at least; 0: it only thins drafts."""
+    is_sampled: bool = False
+    """`nested` at a temperature: textbook speculative sampling, which keeps more of the slim
+    model's tokens, instead of the very tokens of plain decoding with the same seed."""
+    theta_accept: Probability = 0.9
+    """`tiered`: a draft token stands where q'(v) / max q' reaches it."""
+    theta_escalate: Probability = 0.5
+    """`tiered`: below it the target is asked; between the two the slim model's own token stands."""
+    theta_learned: Probability = 0.95
+    """`tiered_learned`: the chance of being the target's choice that a token must have."""
+    alpha: Probability = 0.1
+    """Cascades: how much confidence may be given away for speed."""
+    loss_budget: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Expected wrong tokens in an answer; what follows is verified in full."""
+    max_miss_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Upper bound (95 %) on the audited rate of wrong tokens; above it everything is verified in
+    full. 1: never fall back."""
+    audit_share: Probability = 1.0
+    """Share of the requests whose unchecked tokens the target reads later."""
+    is_forced: bool = False
+    """Run `tiered` even where it cannot pay here, to study it."""
+
+    @model_validator(mode="after")
+    def _thresholds_leave_a_middle_band(self) -> TiersConfig:
+        if self.theta_accept <= self.theta_escalate:
+            raise ValueError("theta_accept must exceed theta_escalate")
+        return self
+
+
 class TrackingConfig(_Section):
     uri: str | None = None
     """An MLflow tracking URI; None: a SQLite file under HVD_HOME."""
@@ -115,6 +165,10 @@ class Config(_Section):
     """Threads of the torch engine; None: as many as cores."""
     drafting: DraftingConfig = DraftingConfig()
     policy: PolicyConfig = PolicyConfig()
+    verification: VerificationName = "full"
+    """Who checks tokens; `tiered` and cascades change answers and serve only requests that allow
+    it."""
+    tiers: TiersConfig = TiersConfig()
     tracking: TrackingConfig = TrackingConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
 
@@ -131,6 +185,33 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "drafting.eagle3.is_sampled": ("eagle3", "rule_score", "rule_match", "hvd_tau", "hvd_cost"),
     "drafting.eagle3.tree": ("eagle3_tree",),
 }
+_TIERED = ("tiered", "tiered_learned")
+_CASCADES = tuple(name for name in VERIFICATION_NAMES if name.startswith("cascade"))
+_WITH_RUN = ("nested", *_CASCADES)
+_USED_BY_VERIFICATION: dict[str, tuple[str, ...]] = {
+    "tiers.slim": (*_TIERED, *_WITH_RUN),
+    "tiers.num_tentative": _WITH_RUN,
+    "tiers.is_sampled": ("nested",),
+    "tiers.theta_accept": ("tiered",),
+    "tiers.theta_escalate": ("tiered",),
+    "tiers.theta_learned": ("tiered_learned",),
+    "tiers.alpha": _CASCADES,
+    "tiers.loss_budget": _TIERED,
+    "tiers.max_miss_rate": _TIERED,
+    "tiers.audit_share": _TIERED,
+    "tiers.is_forced": _TIERED,
+}
+
+
+def split_system(system: str) -> tuple[str, str]:
+    """Policy and verification of a system's name, `POLICY` or `POLICY+VERIFICATION` or short."""
+    policy, _, verification = SYSTEM_ALIASES.get(system, system).partition("+")
+    return policy, verification or "full"
+
+
+def configured_system(config: Config) -> str:
+    """The system that `policy.name` and `verification` name."""
+    return f"{config.policy.name}+{config.verification}"
 
 
 def load_config(
@@ -154,7 +235,7 @@ def load_config(
     """
     tree = read_settings(path, overrides)
     config = validated(Config, tree)
-    _warn_of_idle_settings(tree, config.policy.name, policies)
+    _warn_of_idle_settings(tree, config, policies)
     return config
 
 
@@ -222,17 +303,15 @@ def _one_line(error: ValidationError, where: str) -> str:
 
 
 def _warn_of_idle_settings(
-    tree: dict[str, Any], name: str, policies: Collection[str] | None
+    tree: dict[str, Any], config: Config, policies: Collection[str] | None
 ) -> None:
-    running = (name,) if policies is None else policies
-    idle = [
-        key
-        for key, users in _USED_BY.items()
-        if _is_given(tree, key) and not set(users) & set(running)
-    ]
-    if policies is not None and _is_given(tree, "policy.name"):
-        idle.append("policy.name")
-    reason = f"policy.name={name}" if policies is None else ", ".join(policies)
+    running = (configured_system(config),) if policies is None else policies
+    idle = list(_idle(tree, [split_system(system) for system in running]))
+    if policies is not None:
+        idle += [key for key in ("policy.name", "verification") if _is_given(tree, key)]
+    name = f"policy.name={config.policy.name}"
+    full = "" if config.verification == "full" else f" and verification={config.verification}"
+    reason = name + full if policies is None else ", ".join(policies)
     for key in idle:
         message = f"setting {key} has no effect with {reason}"
         warnings.warn(message, UserWarning, stacklevel=3)
@@ -244,3 +323,13 @@ def _is_given(tree: dict[str, Any], key: str) -> bool:
             return False
         tree = tree[part]
     return True
+
+
+def _idle(tree: dict[str, Any], running: Sequence[tuple[str, str]]) -> Iterator[str]:
+    policies, verifications = ({pair[part] for pair in running} for part in (0, 1))
+    for key, users in _USED_BY.items():
+        if _is_given(tree, key) and not policies & set(users):
+            yield key
+    for key, users in _USED_BY_VERIFICATION.items():
+        if _is_given(tree, key) and not verifications & set(users):
+            yield key

@@ -6,7 +6,7 @@ One cycle of one request is `Decoder.step`: draft, decide, verify, trim, commit,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -70,6 +70,7 @@ class Generation:
             self.stop_reason,
             tuple(self.logprobs) if wants_logprobs else None,
             tuple(self.steps),
+            self.state.verification,
         )
 
 
@@ -82,10 +83,11 @@ class Decoder:
     policy: Policy
     cache_drafter: Drafter | None = None
     model_drafter: ModelDrafter | None = None
+    make_verifier: Callable[[Engine], Verifier] = FullVerifier
     verifier: Verifier = field(init=False)
 
     def __post_init__(self) -> None:
-        self.verifier = FullVerifier(self.engine)
+        self.verifier = self.make_verifier(self.engine)
 
     # -- the life of a request -------------------------------------------------------------
 
@@ -142,6 +144,8 @@ class Decoder:
             generation.is_closed = True
             for drafter in self._drafters():
                 drafter.stop(generation.request.request_id)
+            if generation.is_finished:
+                self.verifier.finish(generation.state)
 
     # -- the parts of a cycle --------------------------------------------------------------
 
@@ -236,6 +240,8 @@ class Decoder:
             draft_us=draft_us,
             verify_us=verdict.verify_us,
             reason=decision.reason,
+            full_passes=verdict.full_passes,
+            slim_passes=verdict.slim_passes,
         )
         generation.steps.append(step)
         generation.context.history.cycles.append(step)
@@ -257,6 +263,7 @@ class Decoder:
             distribution,
             RandomStream(sampling.seed),
             seeded_generator(sampling.seed, stream=1),
+            allows_loss=request.allows_loss,
         )
         ending = Ending(sampling, capabilities.eos_token_ids, budget, self.codec)
         return Generation(request, state, ending)

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hvd_ray.config import POLICY_NAMES, Config
+from hvd_ray.config import POLICY_NAMES, SYSTEM_ALIASES, Config, split_system
 from hvd_ray.decode import Decoder
 from hvd_ray.drafting.base import Drafter, ModelDrafter
 from hvd_ray.drafting.ngram import NgramDrafter
 from hvd_ray.drafting.suffix import SuffixDrafter
-from hvd_ray.engines.base import Engine
+from hvd_ray.engines.base import Engine, TieredEngine
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.cost_policy import CostPolicy, SurvivalEstimator
@@ -30,12 +30,18 @@ from hvd_ray.payoff.policy import (
 )
 from hvd_ray.shipped import shipped_folder
 from hvd_ray.text import HFTextCodec, TextCodec
+from hvd_ray.types import VERIFICATION_NAMES, VerificationName
+from hvd_ray.verify.break_even import BreakEven, refuse_unless_it_pays
+from hvd_ray.verify.exact import FullVerifier, Verifier
+from hvd_ray.verify.slim_file import SEARCH, SlimFile, read_slim
 
 if TYPE_CHECKING:
     from hvd_ray.drafting.eagle3 import Eagle3Head
     from hvd_ray.engines.torch_engine import TorchEngine
+    from hvd_ray.verify.gate import Gate, LearnedGate
 
 SYSTEMS: tuple[str, ...] = POLICY_NAMES
+"""Those that the target verifies alone; `POLICY+VERIFICATION` and short names are systems too."""
 
 
 class Need(StrEnum):
@@ -45,6 +51,8 @@ class Need(StrEnum):
     SURVIVAL = "a payoff predictor with a survival curve"
     COSTS = "a cost table"
     HEAD = "an EAGLE-3 head"
+    SLIM = "a slim model"
+    GATE = "a learned gate"
 
 
 NEEDS: Mapping[str, frozenset[Need]] = MappingProxyType(
@@ -54,6 +62,9 @@ NEEDS: Mapping[str, frozenset[Need]] = MappingProxyType(
         "hvd_tau": frozenset({Need.PREDICTOR}),
         "hvd_cost": frozenset({Need.SURVIVAL, Need.COSTS}),
     }
+)
+_VERIFICATION_NEEDS: Mapping[str, frozenset[Need]] = MappingProxyType(
+    {"full": frozenset(), "tiered_learned": frozenset({Need.SLIM, Need.GATE})}
 )
 HYBRIDS = frozenset({"rule_score", "rule_match", "hvd_tau", "hvd_cost"})
 """Systems that fall back to the model drafter where there is one, and to plain decoding else."""
@@ -67,6 +78,11 @@ class Parts:
     estimator: PayoffEstimator | None = None
     costs: CostTable | None = None
     head: Eagle3Head | None = None
+    tiers: TieredEngine | None = None
+    """The engine with a slim model."""
+    gate: LearnedGate | None = None
+    break_even: BreakEven | None = None
+    """Of the fixed gate; None: not measured."""
 
     def has(self, need: Need) -> bool:
         at_hand = {
@@ -74,8 +90,17 @@ class Parts:
             Need.SURVIVAL: _as_survival(self.estimator) is not None,
             Need.COSTS: self.costs is not None,
             Need.HEAD: self.head is not None,
+            Need.SLIM: self.tiers is not None,
+            Need.GATE: self.gate is not None,
         }
         return at_hand[need]
+
+
+def needs_of(system: str) -> frozenset[Need]:
+    """What a system needs besides a target."""
+    policy, verification = split_system(system)
+    own = NEEDS.get(policy, frozenset())
+    return own | _VERIFICATION_NEEDS.get(verification, frozenset({Need.SLIM}))
 
 
 NO_PARTS = Parts()
@@ -85,6 +110,8 @@ _HOW_TO_GET: Mapping[Need, str] = MappingProxyType(
         Need.SURVIVAL: "train one with `hvd train --kind survival`",
         Need.COSTS: "measure one with `hvd calibrate`",
         Need.HEAD: "name one with drafting.eagle3.head=FOLDER, see `hvd drafter train`",
+        Need.SLIM: SEARCH,
+        Need.GATE: "train one with `hvd slim gate`",
     }
 )
 
@@ -96,9 +123,10 @@ def build_policy(system: str, config: Config, parts: Parts = NO_PARTS) -> Policy
         UserError: the system is unknown, or needs a part that is not at hand.
     """
     check_system(system)
-    for need in sorted(NEEDS.get(system, ())):
+    for need in sorted(needs_of(system)):
         if not parts.has(need):
             raise UserError(f"system {system!r} needs {need}: {_HOW_TO_GET[need]}")
+    system, _ = split_system(system)
     if system == "greedy":
         return NeverDraft()
     if system in ("ngram", "suffix"):
@@ -126,6 +154,7 @@ def _as_survival(estimator: object) -> SurvivalEstimator | None:
 
 def build_cache_drafter(system: str, config: Config) -> Drafter | None:
     """A fresh, empty cache drafter for a system; None where it uses none."""
+    system, _ = split_system(system)
     if system in {"greedy", *MODEL_ONLY}:
         return None
     if system == "ngram":
@@ -141,6 +170,7 @@ def build_model_drafter(
     Raises:
         NotSupportedError: it drafts trees and the engine cannot verify them.
     """
+    system, _ = split_system(system)
     if parts.head is None or system not in HYBRIDS | MODEL_ONLY:
         return None
     from hvd_ray.drafting.eagle3_drafter import Eagle3Drafter
@@ -169,15 +199,80 @@ def build_decoder(
         UserError: the system is unknown, or needs a part that is not at hand.
     """
     policy = build_policy(system, config, parts)
+    verifier = build_verifier(system, config, engine=engine, parts=parts)
+    if split_system(system)[1] != "full":
+        assert parts.tiers is not None
+        engine = parts.tiers
     cache_drafter = build_cache_drafter(system, config)
     model_drafter = build_model_drafter(system, config, engine=engine, parts=parts)
-    return Decoder(engine, codec, policy, cache_drafter, model_drafter)
+    return Decoder(engine, codec, policy, cache_drafter, model_drafter, lambda _: verifier)
+
+
+def build_verifier(
+    system: str, config: Config, *, engine: Engine, parts: Parts = NO_PARTS
+) -> Verifier:
+    """Who checks what a system drafts.
+
+    Raises:
+        UserError: tiers cannot pay here, or would look at drafts that were sampled.
+        NotSupportedError: a tree would have to go through a slim model.
+    """
+    policy, found = split_system(system)
+    verification: VerificationName = found  # type: ignore[assignment]
+    if verification == "full":
+        return FullVerifier(engine)
+    if policy == "eagle3_tree":
+        raise NotSupportedError(f"trees behind {verification}: draft chains, eagle3+{verification}")
+    assert parts.tiers is not None
+    settings = config.tiers
+    if verification == "nested":
+        from hvd_ray.verify.nested import NestedVerifier
+
+        return NestedVerifier(parts.tiers, settings.num_tentative, settings.is_sampled)
+    if verification in ("tiered", "tiered_learned"):
+        return _tiered(verification, config, parts.tiers, parts)
+    from hvd_ray.verify.cascades import CascadeVerifier
+
+    return CascadeVerifier(parts.tiers, verification, settings.alpha, settings.num_tentative)
+
+
+def _tiered(
+    verification: VerificationName, config: Config, tiers: TieredEngine, parts: Parts
+) -> Verifier:
+    import numpy as np
+
+    from hvd_ray.verify.audit import Audit
+    from hvd_ray.verify.gate import RatioGate
+    from hvd_ray.verify.tiers import TieredVerifier
+
+    settings = config.tiers
+    refuse_unless_it_pays(parts.break_even, is_forced=settings.is_forced)
+    if config.drafting.eagle3.is_sampled and parts.head is not None:
+        raise UserError("drafting.eagle3.is_sampled=true biases tiers, which look at the draft")
+    gate: Gate = RatioGate(settings.theta_accept, settings.theta_escalate)
+    if verification == "tiered_learned":
+        assert parts.gate is not None
+        gate = parts.gate
+    return TieredVerifier(
+        tiers,
+        gate,
+        Audit(max_miss_rate=settings.max_miss_rate),
+        loss_budget=settings.loss_budget,
+        audit_share=settings.audit_share,
+        name=verification,
+        random=np.random.default_rng(config.seed),
+    )
 
 
 def check_system(system: str) -> None:
     """Refuse a name that is no system, listing those that are."""
-    if system not in SYSTEMS:
-        raise UserError(f"system {system!r}: unknown; choose from {', '.join(SYSTEMS)}")
+    policy, verification = split_system(system)
+    if policy not in POLICY_NAMES or verification not in VERIFICATION_NAMES:
+        names = ", ".join((*SYSTEMS, *SYSTEM_ALIASES))
+        raise UserError(
+            f"system {system!r}: unknown; choose from {names}, or POLICY+VERIFICATION such as "
+            "hvd_cost+nested"
+        )
 
 
 def load_engine(config: Config) -> tuple[TorchEngine, HFTextCodec]:
@@ -230,3 +325,31 @@ def load_head(config: Config, engine: TorchEngine) -> tuple[Eagle3Head, TorchEng
     capabilities = replace(engine.capabilities, has_hidden=True)
     layers = head.config.aux_layer_ids
     return head, replace(engine, capabilities=capabilities, hidden_layers=layers)
+
+
+def slim_path(config: Config) -> Path:
+    """Where the slim model of the configuration, or the one that ships for the target, lies.
+
+    Raises:
+        UserError: none was named and none ships.
+    """
+    if config.tiers.slim is not None:
+        return Path(config.tiers.slim)
+    shipped = Path(str(files("hvd_ray"))) / "assets" / Path(config.model).name / "slim/slim.json"
+    if config.model != shipped.parts[-3] or not shipped.exists():
+        raise UserError(
+            f"no slim model ships for {config.model!r}: {SEARCH}, and name it with tiers.slim=FILE"
+        )
+    return shipped
+
+
+def find_slim(config: Config) -> SlimFile:
+    """The slim model of the configuration, for this very target.
+
+    Raises:
+        UserError: there is none, or it does not fit the target.
+    """
+    from hvd_ray.fetch import model_fingerprint, resolve_model
+
+    fingerprint = model_fingerprint(resolve_model(config.model).path_or_id)
+    return read_slim(slim_path(config), model=fingerprint)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,19 @@ from hvd_ray.errors import UserError
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort"]
+VerificationName = Literal[
+    "full",
+    "nested",
+    "tiered",
+    "tiered_learned",
+    "cascade_chow",
+    "cascade_diff",
+    "cascade_opt",
+    "cascade_token_v3",
+]
+"""Who checks a token before it is committed; all but the first two may change the output."""
+VERIFICATION_NAMES: tuple[VerificationName, ...] = get_args(VerificationName)
+LOSSLESS: frozenset[VerificationName] = frozenset({"full", "nested"})
 
 MAX_TOP_LOGPROBS = 20
 MAX_COUNT = 2**31 - 1
@@ -117,18 +130,22 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one target pass says of a draft.
+    """What a verification says of a draft.
 
     `token_ids` are the accepted draft tokens followed by one bonus token, so its length is
-    `accepted + 1`.
+    `accepted + 1`; a verifier with a slim model may let it follow with more of its own.
     """
 
     accepted: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     hidden: object | None = None
-    """The engine's hidden states of the rows it computed, for a model drafter; opaque here."""
+    """The engine's hidden states of the rows it computed, for a model drafter; opaque here.
+    None too where the target made no pass."""
     verify_us: float = 0.0
+    full_passes: int = 1
+    """Passes of the target; 0 where a slim model alone decided."""
+    slim_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +260,8 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     scope: str = "default"
     """Whose past outputs may be drafted from: tenant, model and adapter, see `scope_key`."""
+    allows_loss: bool = False
+    """Whether a verification that may change the output is welcome; `full` is used where not."""
 
 
 def scope_key(*, tenant: str = "default", model: str = "", adapter: str = "") -> str:
@@ -262,7 +281,8 @@ class Step:
     drafted: int
     accepted: int
     emitted: int
-    """Tokens committed in this cycle: `accepted + 1`, less when a stop cut the run."""
+    """Tokens committed in this cycle: `accepted + 1`, less when a stop cut the run, more where a
+    slim model went on."""
     match_len: int = 0
     score: float = 0.0
     cache_draft_len: int = 0
@@ -272,6 +292,8 @@ class Step:
     draft_us: float = 0.0
     verify_us: float = 0.0
     reason: str = ""
+    full_passes: int = 1
+    slim_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +308,17 @@ class Completion:
     """The stop token id or stop string that ended the output, if one did."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     steps: tuple[Step, ...] = ()
+    verification: VerificationName = "full"
+    """The weakest check that a token of this output passed: lossy only if it was used."""
 
     @property
     def num_target_passes(self) -> int:
-        """One a cycle; the first cycle's pass also reads the prompt."""
-        return len(self.steps)
+        """One a cycle, or none where a slim model decided; the first also reads the prompt."""
+        return sum(step.full_passes for step in self.steps)
+
+    @property
+    def num_slim_passes(self) -> int:
+        return sum(step.slim_passes for step in self.steps)
 
     @property
     def emitted_per_pass(self) -> float:

@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 
 from hvd_ray.drafting.base import Drafter
-from hvd_ray.engines.base import Engine
+from hvd_ray.engines.base import Engine, TieredEngine
 from hvd_ray.types import Int32Array, Request
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -74,8 +74,47 @@ def measure_verify(
                 times_ms[count].append(elapsed_ms)
         if on_repeat:
             on_repeat()
-    times_RN = np.array([times_ms[count] for count in rows])
-    low, median, high = np.quantile(times_RN, (0.25, 0.5, 0.75), axis=1)
+    return _times([times_ms[count] for count in rows])
+
+
+def measure_tiers(
+    engine: TieredEngine,
+    *,
+    rows: Sequence[int] = ROWS,
+    context_len: int = CONTEXT_LEN,
+    num_repeats: int = NUM_REPEATS,
+    on_repeat: Told | None = None,
+) -> tuple[VerifyTimes, VerifyTimes]:
+    """The target's and the slim model's passes, measured in turns so that they compare.
+
+    Args are those of `measure_verify`.
+    """
+    rng = np.random.default_rng(0)
+    context_len = min(context_len, engine.capabilities.context_length - max(rows))
+    cache = engine.new_cache()
+    context = _ids(rng, engine, context_len)
+    engine.forward_slim(context, cache, num_logits=1)
+    engine.forward(context, cache, num_logits=1)
+    arms = [engine.forward, engine.forward_slim]
+    times_ms: dict[tuple[int, int], list[float]] = {(a, n): [] for a in (0, 1) for n in rows}
+    for repeat in range(num_repeats + 2):
+        for at in rng.permutation(2 * len(rows)).tolist():
+            arm, count = at % 2, rows[at // 2]
+            token_ids = _ids(rng, engine, count)
+            started = perf_counter()
+            arms[arm](token_ids, cache, num_logits=count)
+            elapsed_ms = (perf_counter() - started) * 1e3
+            engine.truncate(cache, context_len)
+            if repeat >= 2:
+                times_ms[arm, count].append(elapsed_ms)
+        if on_repeat:
+            on_repeat()
+    full, slim = ([times_ms[arm, count] for count in rows] for arm in (0, 1))
+    return _times(full), _times(slim)
+
+
+def _times(times_ms: Sequence[Sequence[float]]) -> VerifyTimes:
+    low, median, high = np.quantile(np.array(times_ms), (0.25, 0.5, 0.75), axis=1)
     spread = float(np.median((high - low) / median))
     return VerifyTimes(tuple(np.maximum.accumulate(median).round(4).tolist()), spread)
 

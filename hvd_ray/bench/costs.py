@@ -6,13 +6,17 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from hvd_ray.bench.calibrate import (
     CONTEXT_LEN,
     NUM_REPEATS,
     ROWS,
     Told,
+    VerifyTimes,
     measure_cache_draft,
     measure_model_draft,
+    measure_tiers,
     measure_verify,
 )
 from hvd_ray.bench.workloads import load_shipped
@@ -27,9 +31,11 @@ from hvd_ray.fetch import model_fingerprint, resolve_model
 from hvd_ray.home import calibration_dir
 from hvd_ray.payoff.cost_file import CostFile, CostKey, read_costs
 from hvd_ray.provenance import cpu_model, provenance
-from hvd_ray.systems import head_folder, load_head
+from hvd_ray.systems import find_slim, head_folder, load_head, slim_path
 from hvd_ray.text import TextCodec
 from hvd_ray.types import Source
+from hvd_ray.verify.break_even import BLOCK_ROWS, BreakEven
+from hvd_ray.verify.slim_file import SlimFile
 
 
 def cost_key(config: Config) -> CostKey:
@@ -82,7 +88,10 @@ def measure_costs(
     """
     prompt = _real_prompt(codec)
     head, engine = _with_head(config, engine)
-    times = measure_verify(engine, rows=rows, num_repeats=num_repeats, on_repeat=on_repeat)
+    slim = _slim_at_hand(config)
+    times, slim_times = _pass_times(
+        engine, slim, rows=rows, num_repeats=num_repeats, on_repeat=on_repeat
+    )
     suffix_ms = measure_cache_draft(SuffixDrafter(config.drafting.suffix), prompt)
     ngram_ms = measure_cache_draft(NgramDrafter(config.drafting.ngram), prompt)
     draft_ms = {Source.SUFFIX: round(suffix_ms, 5), Source.NGRAM: round(ngram_ms, 5)}
@@ -103,10 +112,52 @@ def measure_costs(
         verify_ms=times.median_ms,
         draft_ms=draft_ms,
         draft_token_ms=draft_token_ms,
+        slim=slim.key if slim else None,
+        slim_ms=slim_times.median_ms if slim_times else (),
         provenance=provenance(
             config=config, num_repeats=num_repeats, spread=round(times.spread, 3)
         ),
     )
+
+
+def break_even(costs: CostFile | None, slim: SlimFile, theta_escalate: float) -> BreakEven | None:
+    """What is known of a slim model's costs here; None where something was not measured."""
+    escalated = slim.escalation.at(theta_escalate)
+    if costs is None or costs.slim != slim.key or escalated is None:
+        return None
+    slim_ms, full_ms = (
+        float(np.interp(BLOCK_ROWS, costs.rows, times))
+        for times in (costs.slim_ms, costs.verify_ms)
+    )
+    return BreakEven(slim_ms, full_ms, escalated)
+
+
+def _slim_at_hand(config: Config) -> SlimFile | None:
+    """The configured slim model; none where none ships."""
+    if config.tiers.slim is None:
+        try:
+            slim_path(config)
+        except UserError:
+            return None
+    return find_slim(config)
+
+
+def _pass_times(
+    engine: TorchEngine,
+    slim: SlimFile | None,
+    *,
+    rows: Sequence[int],
+    num_repeats: int,
+    on_repeat: Told | None,
+) -> tuple[VerifyTimes, VerifyTimes | None]:
+    """The target's passes, and those of a slim model where there is one."""
+    if slim is None:
+        times = measure_verify(engine, rows=rows, num_repeats=num_repeats, on_repeat=on_repeat)
+        return times, None
+    from hvd_ray.engines.torch_tiers import torch_tiers
+
+    tiers = torch_tiers(engine, slim.layers)
+    return measure_tiers(tiers, rows=rows, num_repeats=num_repeats, on_repeat=on_repeat)
 
 
 def _with_head(config: Config, engine: TorchEngine) -> tuple[Eagle3Head | None, TorchEngine]:

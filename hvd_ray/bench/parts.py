@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ray.bench.costs import find_costs
+from hvd_ray.bench.costs import break_even, find_costs
 from hvd_ray.bench.payoff import PayoffSource, find_payoff
-from hvd_ray.config import Config
+from hvd_ray.config import Config, split_system
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost_file import CostFile
-from hvd_ray.systems import HYBRIDS, NEEDS, SYSTEMS, Need, Parts, head_folder, load_head
+from hvd_ray.systems import (
+    HYBRIDS,
+    SYSTEMS,
+    Need,
+    Parts,
+    find_slim,
+    head_folder,
+    load_head,
+    needs_of,
+)
 from hvd_ray.text import TextCodec
+from hvd_ray.verify.slim_file import SlimFile
 
 if TYPE_CHECKING:
     from hvd_ray.engines.torch_engine import TorchEngine
@@ -27,6 +37,7 @@ class Sources:
     payoff: Callable[[Config], PayoffSource] = find_payoff
     costs: Callable[[Config], CostFile] = find_costs
     head: Callable[[Config], Path] = head_folder
+    slim: Callable[[Config], SlimFile] = find_slim
 
 
 @dataclass(slots=True)
@@ -36,6 +47,7 @@ class FoundParts:
     payoff: PayoffSource | None = None
     costs: CostFile | None = None
     head: Path | None = None
+    slim: SlimFile | None = None
     missing: dict[Need, str] = field(default_factory=dict)
     """Why a part is not at hand, and what to type."""
 
@@ -46,6 +58,8 @@ class FoundParts:
         if self.costs is not None:
             facts["costs"] = self.costs.model_dump(mode="json", exclude={"provenance"})
         facts["eagle3_head"] = "/".join(self.head.parts[-2:]) if self.head else None
+        if self.slim is not None:
+            facts["slim"] = self.slim.model_dump(mode="json", exclude={"provenance", "escalation"})
         return facts
 
     def load(self, engine: Engine, codec: TextCodec, config: Config) -> tuple[Parts, Engine]:
@@ -53,10 +67,21 @@ class FoundParts:
         vocab_size = engine.capabilities.vocab_size
         estimator = self.payoff.estimator(codec, vocab_size=vocab_size) if self.payoff else None
         costs = self.costs.table() if self.costs else None
-        if self.head is None:
-            return Parts(estimator, costs), engine
-        head, reading = load_head(config, torch_engine(engine))
-        return Parts(estimator, costs, head), reading
+        head = None
+        if self.head is not None:
+            head, engine = load_head(config, torch_engine(engine))
+        parts = Parts(estimator, costs, head)
+        return (parts if self.slim is None else self._with_tiers(parts, engine, config)), engine
+
+    def _with_tiers(self, parts: Parts, engine: Engine, config: Config) -> Parts:
+        from hvd_ray.engines.torch_tiers import torch_tiers
+
+        assert self.slim is not None
+        return replace(
+            parts,
+            tiers=torch_tiers(torch_engine(engine), self.slim.layers),
+            break_even=break_even(self.costs, self.slim, config.tiers.theta_escalate),
+        )
 
 
 def torch_engine(engine: Engine) -> TorchEngine:
@@ -79,7 +104,7 @@ def find_parts(
     found = _search(wanted, config, sources)
     notes, kept = [], []
     for system in wanted:
-        lacking = [need for need in sorted(NEEDS.get(system, ())) if need in found.missing]
+        lacking = [need for need in sorted(needs_of(system)) if need in found.missing]
         if not lacking:
             kept.append(system)
         elif asked is not None:
@@ -91,15 +116,19 @@ def find_parts(
 
 def _search(wanted: Sequence[str], config: Config, sources: Sources) -> FoundParts:
     found = FoundParts()
-    needs = {need for system in wanted for need in NEEDS.get(system, ())}
+    needs = {need for system in wanted for need in needs_of(system)}
+    policies = {split_system(system)[0] for system in wanted}
     if needs & {Need.PREDICTOR, Need.SURVIVAL}:
         is_named = config.policy.predictor is not None
         found.payoff = _try(sources.payoff, config, found, Need.PREDICTOR, is_named=is_named)
         _judge_survival(found)
-    if Need.COSTS in needs:
+    if needs & {Need.COSTS, Need.SLIM}:
         is_named = config.policy.costs is not None
         found.costs = _try(sources.costs, config, found, Need.COSTS, is_named=is_named)
-    if Need.HEAD in needs or HYBRIDS & set(wanted):
+    if Need.SLIM in needs:
+        is_named = config.tiers.slim is not None
+        found.slim = _try(sources.slim, config, found, Need.SLIM, is_named=is_named)
+    if Need.HEAD in needs or HYBRIDS & policies:
         is_named = config.drafting.eagle3.head is not None
         found.head = _try(sources.head, config, found, Need.HEAD, is_named=is_named)
     return found

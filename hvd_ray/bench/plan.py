@@ -177,7 +177,8 @@ def _question(
             f"{capabilities.vocab_size}"
         )
     request_id = f"{prompt.workload}/{prompt.id}"
-    return Question(prompt, Request(request_id, tuple(token_ids), sampling.of(prompt)))
+    request = Request(request_id, tuple(token_ids), sampling.of(prompt), allows_loss=True)
+    return Question(prompt, request)
 
 
 def encode_prompt(prompt: Prompt, codec: TextCodec) -> Sequence[int]:

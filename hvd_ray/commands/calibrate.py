@@ -95,10 +95,13 @@ def _show(costs: CostFile, path: Path) -> None:
         f"A target pass in {key.dtype} on {key.device}, {key.num_threads} threads", highlight=False
     )
     table = Table()
-    for heading in ("rows", "ms", "of one row"):
+    for heading in ("rows", "ms", "of one row", *(["slim ms", "slim/full"] * bool(costs.slim))):
         table.add_column(heading, justify="right")
-    for rows, cost_ms in zip(costs.rows, costs.verify_ms, strict=True):
-        table.add_row(f"{rows}", f"{cost_ms:.1f}", f"{cost_ms / costs.verify_ms[0]:.2f}")
+    for at, (rows, cost_ms) in enumerate(zip(costs.rows, costs.verify_ms, strict=True)):
+        cells = [f"{rows}", f"{cost_ms:.1f}", f"{cost_ms / costs.verify_ms[0]:.2f}"]
+        if costs.slim:
+            cells += [f"{costs.slim_ms[at]:.1f}", f"{costs.slim_ms[at] / cost_ms:.2f}"]
+        table.add_row(*cells)
     console.print(table)
     drafts = ", ".join(f"{source} {cost:.3f} ms" for source, cost in costs.draft_ms.items())
     console.print(f"drafting, fixed: {drafts}", highlight=False)

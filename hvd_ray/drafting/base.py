@@ -31,7 +31,8 @@ class Drafter(Protocol):
 
         `hidden` holds the target's hidden states of the pass that made them, one row a position,
         from the first position that was not cached before the pass; rows of rejected tokens may
-        follow and must be ignored. None where the engine has none. Cache drafters ignore it.
+        follow and must be ignored. None where the engine has none or the target made no pass.
+        Cache drafters ignore it.
         """
         ...
 

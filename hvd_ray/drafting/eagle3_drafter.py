@@ -76,19 +76,23 @@ class Eagle3Drafter:
             request_id: an active request.
             token_ids: newly committed output tokens.
             hidden: Tensor [T, A] from the first position not known yet; rows of rejected tokens
-                may follow.
+                may follow. None where the target made no pass: its next one hands out the states
+                of all positions that it had skipped.
         """
-        assert isinstance(hidden, Tensor), "the engine must hand out hidden states"
         active = self._active[request_id]
         active.token_ids.extend(token_ids)
+        if hidden is None:
+            return
+        assert isinstance(hidden, Tensor), "the engine must hand out hidden states"
         num_rows = len(active.token_ids) - 1 - active.num_known
         active.due_aux.append(hidden[:num_rows])
         active.num_known += num_rows
 
     def room(self, request_id: str) -> int:
-        """The longest path now: none before the prompt's pass or past the head's context."""
+        """What is left of a chain: nothing past the head's context, nor from a position whose
+        states have not arrived: before the prompt's pass, or after tokens the target skipped."""
         active = self._active[request_id]
-        if active.num_known == 0:
+        if active.num_known < max(1, len(active.token_ids) - 1):
             return 0
         left = self.head.config.max_position_embeddings - len(active.token_ids)
         longest = self.max_draft_tokens if self.tree is None else self.tree.depth

@@ -28,6 +28,8 @@ class EngineCapabilities:
     """Whether `forward` returns hidden states for a model drafter."""
     has_trees: bool = False
     """Whether `forward` takes trees."""
+    can_slim: bool = False
+    """Whether sub-models of the target can be run, see `TieredEngine`."""
 
 
 class KVCache(Protocol):
@@ -86,4 +88,31 @@ class Engine(Protocol):
 
     def truncate(self, cache: KVCache, length: int) -> None:
         """Forget the positions from `length` (<= `cache.length`) on."""
+        ...
+
+
+class TieredCache(KVCache, Protocol):
+    """What target and slim model have read of one request; either may be ahead of the other."""
+
+    @property
+    def slim_length(self) -> int:
+        """Positions that the slim model has read; `length` counts the target's."""
+        ...
+
+
+class TieredEngine(Engine, Protocol):
+    """An engine that also runs a slim model: its target with some layers left out.
+
+    `forward` is the target's pass as ever, over the rows from `cache.length` on, however far the
+    slim model has read: what the slim model committed without it is back-filled there, and the
+    hidden states of the pass begin at the first back-filled position. No position of the target's
+    keys and values is ever the slim model's. `truncate` shortens both.
+    """
+
+    def forward_slim(self, token_ids: Int32Array, cache: KVCache, *, num_logits: int) -> Forward:
+        """Run the slim model over `token_ids` placed after its `slim_length` positions.
+
+        The tokens up to there must be those that a later `forward` is given for the same
+        positions; `truncate` first where they are not.
+        """
         ...

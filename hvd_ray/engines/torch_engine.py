@@ -27,6 +27,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PREFILL_ROWS = 512
 _MASKED_ATTENTION = ("sdpa", "eager")
 """Implementations that take a mask of our own."""
+_SLIM_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Model types whose layers are attention and MLP with a norm before each, and nothing else."""
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
@@ -169,6 +171,7 @@ class TorchEngine:
             dtype=str(model.dtype).removeprefix("torch."),
             has_hidden=bool(hidden_layers),
             has_trees=config._attn_implementation in _MASKED_ATTENTION,
+            can_slim=config.model_type in _SLIM_TYPES and config._attn_implementation == "sdpa",
         )
         return cls(model.eval(), capabilities, hidden_layers)
 

@@ -45,6 +45,10 @@ class CostFile(BaseModel):
     verify_ms: tuple[float, ...]
     draft_ms: dict[Source, float] = {}
     draft_token_ms: dict[Source, float] = {}
+    slim: str | None = None
+    """Key of the slim model whose passes were measured too; None: none was at hand."""
+    slim_ms: tuple[float, ...] = ()
+    """One time of a slim pass for each entry of `rows`."""
     provenance: dict[str, Any] = {}
 
     def table(self) -> RowCosts:

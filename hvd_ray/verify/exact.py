@@ -19,7 +19,8 @@ import torch
 from hvd_ray.context import DecodeContext
 from hvd_ray.engines.base import Engine, KVCache
 from hvd_ray.randomness import RandomStream, pick
-from hvd_ray.types import Draft, Int32Array, Verdict
+from hvd_ray.types import Draft, Int32Array, TokenLogprobs, Verdict, VerificationName
+from hvd_ray.verify.audit import LossLedger
 from hvd_ray.verify.sampling import RowDistribution, token_logprobs
 
 # Shapes: T = K + 1 verified rows, K draft length, V vocabulary, D width of the hidden states.
@@ -39,6 +40,12 @@ class VerifyState:
     random: RandomStream
     proposal_random: np.random.Generator
     """Numbers for accepting and replacing tokens of *sampled* drafts."""
+    allows_loss: bool = False
+    """Whether the request lets a slim model commit tokens that the target has not seen."""
+    ledger: LossLedger | None = None
+    """What such tokens have cost so far; None before the first."""
+    verification: VerificationName = "full"
+    """What has checked the request's tokens so far; the weakest that was used."""
 
 
 class Verifier(Protocol):
@@ -50,6 +57,10 @@ class Verifier(Protocol):
         The cache may hold rejected rows afterwards; the caller truncates it once it knows what
         is committed.
         """
+        ...
+
+    def finish(self, state: VerifyState) -> None:
+        """The request has ended and been answered; what was left for later is done now."""
         ...
 
 
@@ -145,31 +156,51 @@ class FullVerifier:
             logits_TV = logits_TV[[0, *(1 + node for node in path)]]
             hidden_TD = _on_path(hidden_TD, len(uncached), path)
         else:
-            emitted = _choose_tokens(logits_TV, draft, state)
-        num_top = state.distribution.sampling.logprobs
-        logprobs = () if num_top is None else token_logprobs(logits_TV, emitted, num_top)
+            emitted = choose_tokens(logits_TV, draft, state)
         return Verdict(
             accepted=len(emitted) - 1,
             token_ids=emitted,
-            logprobs=logprobs,
+            logprobs=wanted_logprobs(logits_TV, emitted, state),
             hidden=hidden_TD,
             verify_us=(perf_counter() - started) * 1e6,
         )
 
+    def finish(self, state: VerifyState) -> None:
+        """Nothing was left for later."""
 
-def _choose_tokens(logits_TV: torch.Tensor, draft: Draft, state: VerifyState) -> tuple[int, ...]:
-    """The accepted tokens of a chain and the bonus token."""
+
+def wanted_logprobs(
+    logits_TV: torch.Tensor, emitted: Sequence[int], state: VerifyState
+) -> tuple[TokenLogprobs, ...]:
+    """The target's own log-probabilities of the emitted tokens, if the request wants them."""
+    num_top = state.distribution.sampling.logprobs
+    return () if num_top is None else token_logprobs(logits_TV, emitted, num_top)
+
+
+def choose_tokens(
+    logits_TV: torch.Tensor, draft: Draft, state: VerifyState, ahead: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """The accepted tokens of a chain and the bonus token, by the model behind `logits_TV`.
+
+    Args:
+        logits_TV: one row more than the draft has tokens.
+        draft: starts after the committed tokens and those `ahead`.
+        state: of the request.
+        ahead: tokens taken for granted that are not committed yet.
+    """
     sampling = state.distribution.sampling
     if draft.proposal_probs_KV is not None and not sampling.is_greedy:
         probs = _row_probs(logits_TV, state)
         return accept_sampled(
             draft.token_ids,
             torch.from_numpy(draft.proposal_probs_KV),
-            lambda row: probs(row, draft.token_ids[:row]),
+            lambda row: probs(row, (*ahead, *draft.token_ids[:row])),
             state.proposal_random.random,
         )
     choose = _chooser(logits_TV, state)
-    return accept_while_equal(draft.token_ids, lambda row: choose(row, draft.token_ids[:row]))
+    return accept_while_equal(
+        draft.token_ids, lambda row: choose(row, (*ahead, *draft.token_ids[:row]))
+    )
 
 
 def _chooser(logits_TV: torch.Tensor, state: VerifyState) -> Choose:
@@ -180,7 +211,7 @@ def _chooser(logits_TV: torch.Tensor, state: VerifyState) -> Choose:
         return lambda row, _before: int(best_T[row])
     if sampling.is_greedy:
         return lambda row, before: int(
-            distribution.logits(logits_TV[row], _output_and(state.context, before)).argmax()
+            distribution.logits(logits_TV[row], output_with(state.context, before)).argmax()
         )
     probs, num_generated = _row_probs(logits_TV, state), state.context.num_generated
     return lambda row, before: pick(
@@ -193,13 +224,8 @@ def _row_probs(
 ) -> Callable[[int, tuple[int, ...]], torch.Tensor]:
     """The target's distribution at a row, given the draft tokens before it."""
     return lambda row, before: state.distribution.probs(
-        logits_TV[row], _output_and(state.context, before)
+        logits_TV[row], output_with(state.context, before)
     )
-
-
-def _output_and(context: DecodeContext, drafted: tuple[int, ...]) -> Int32Array:
-    output = context.token_ids.view(context.prompt_len)
-    return np.concatenate([output, np.asarray(drafted, dtype=np.int32)])
 
 
 def _on_path(
@@ -209,3 +235,18 @@ def _on_path(
     if hidden_TD is None:
         return None
     return hidden_TD[[*range(num_before), *(num_before + node for node in path)]]
+
+
+def own_token(logits_V: torch.Tensor, output_ids: Int32Array, state: VerifyState) -> int:
+    """The token that a model with these logits takes after `output_ids`: its arg max, or the
+    sample that belongs to the position."""
+    if state.distribution.sampling.is_greedy:
+        return int(state.distribution.logits(logits_V, output_ids).argmax())
+    probs_V = state.distribution.probs(logits_V, output_ids)
+    return pick(probs_V, state.random.uniform(len(output_ids)))
+
+
+def output_with(context: DecodeContext, token_ids: Sequence[int]) -> Int32Array:
+    """The committed output and what may follow it."""
+    output = context.token_ids.view(context.prompt_len)
+    return np.concatenate([output, np.asarray(token_ids, dtype=np.int32)])

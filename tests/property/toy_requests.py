@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hvd_ray.config import Config
 from hvd_ray.context import DecodeContext
 from hvd_ray.decode import Decoder
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
+from hvd_ray.engines.toy_tiers import ToyTiers
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.systems import NEEDS, SYSTEMS, Need, Parts, build_decoder
 from hvd_ray.types import Draft, Float32Array, Request, SamplingParams
@@ -31,17 +33,19 @@ class ScoreAsPayoff:
 
 
 PARTS = Parts(ScoreAsPayoff(), RowCosts((1, 64), (10.0, 20.0)))
-"""All that a system may need but a head."""
+"""All that a system may need but a head and a slim model."""
+NESTED_SYSTEMS = ("nested", "self_spec", "ngram+nested", "hvd_tau+nested", "hvd_cost+nested")
 HEADLESS_SYSTEMS = tuple(s for s in SYSTEMS if Need.HEAD not in NEEDS.get(s, ()))
 
 
 def decoder(system: str, engine: ToyEngine, config: Config | None = None) -> Decoder:
     """A cold decoder of any system over a toy engine; `hvd_tau` with a low threshold."""
     config = config or Config.model_validate({"policy": {"tau": 1.5}})
-    return build_decoder(system, engine=engine, codec=ToyCodec(), config=config, parts=PARTS)
+    parts = replace(PARTS, tiers=ToyTiers(engine))
+    return build_decoder(system, engine=engine, codec=ToyCodec(), config=config, parts=parts)
 
 
-systems = st.sampled_from(HEADLESS_SYSTEMS)
+systems = st.sampled_from((*HEADLESS_SYSTEMS, *NESTED_SYSTEMS))
 tokens = st.integers(1, VOCAB - 1)
 prompts = st.lists(tokens, min_size=1, max_size=40).map(tuple)
 engines = st.builds(

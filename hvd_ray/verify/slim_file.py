@@ -1,0 +1,115 @@
+"""A slim model on disk: which sublayers are skipped, for which target, found how, and how good.
+
+A small JSON file; the weights are the target's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hvd_ray.engines.slim import SlimLayers
+from hvd_ray.errors import UserError
+from hvd_ray.home import atomic_path
+
+FORMAT_VERSION = 1
+SEARCH = "make one with `hvd slim search`"
+
+
+class Escalation(BaseModel):
+    """How blocks of the calibration fared under the fixed gate, by `theta_escalate`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    theta: tuple[float, ...] = ()
+    """Rising."""
+    escalated: tuple[float, ...] = ()
+    """Share of the blocks that needed the target."""
+
+    def at(self, theta: float) -> float | None:
+        """Share of the blocks at a threshold; None where nothing was measured."""
+        return float(np.interp(theta, self.theta, self.escalated)) if self.theta else None
+
+
+class SlimFile(BaseModel):
+    """A slim model and where it comes from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: int = FORMAT_VERSION
+    model: str
+    """Fingerprint of the target."""
+    num_layers: int
+    skipped_attention: tuple[int, ...]
+    skipped_mlp: tuple[int, ...]
+    method: str
+    """How it was found."""
+    figures: dict[str, float] = {}
+    """On calibration text that the search did not see: agreement, wrong accepts, ..."""
+    escalation: Escalation = Escalation()
+    provenance: dict[str, Any] = {}
+
+    @property
+    def layers(self) -> SlimLayers:
+        """What is skipped.
+
+        Raises:
+            UserError: that is no slim model.
+        """
+        return SlimLayers(
+            self.num_layers, frozenset(self.skipped_attention), frozenset(self.skipped_mlp)
+        )
+
+    @property
+    def key(self) -> str:
+        """A name for target and skipped layers: what a measured cost holds for."""
+        kept = [
+            self.model,
+            self.num_layers,
+            *map(sorted, (self.skipped_attention, self.skipped_mlp)),
+        ]
+        return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
+
+
+def write_slim(path: Path, slim: SlimFile) -> None:
+    """Write whole or not at all, replacing what is there."""
+    text = json.dumps(slim.model_dump(mode="json"), indent=2, sort_keys=True)
+    with atomic_path(path) as draft:
+        draft.write_text(text + "\n", encoding="utf-8")
+
+
+def read_slim(path: Path, *, model: str | None = None) -> SlimFile:
+    """Read a slim model; with a target's fingerprint, only one that is made for it.
+
+    Raises:
+        UserError: absent, damaged, of another version or for another target.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no slim model at {path}; {SEARCH}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"slim model {path}: cannot be read ({error}); {SEARCH}") from None
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"slim model {path}: format version {version!r}, this version reads "
+            f"{FORMAT_VERSION}; {SEARCH}"
+        )
+    try:
+        slim = SlimFile.model_validate(raw)
+        _ = slim.layers
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"slim model {path}: {where}: {first['msg']}; {SEARCH}") from None
+    if model is not None and slim.model != model:
+        raise UserError(
+            f"slim model {path}: made for target {slim.model}, here it is {model}; {SEARCH}"
+        )
+    return slim
