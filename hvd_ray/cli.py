@@ -26,6 +26,7 @@ COMMAND_MODULES = (
     "promote",
     "drafter",
     "plan",
+    "slim",
     "serve",
     "ui",
     "advise",

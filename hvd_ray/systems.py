@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hvd_ray.drafting.eagle3 import Eagle3Head
     from hvd_ray.engines.torch_engine import TorchEngine
     from hvd_ray.verify.gate import Gate, LearnedGate
+    from hvd_ray.verify.gate_file import GateCard
 
 SYSTEMS: tuple[str, ...] = POLICY_NAMES
 """Those that the target verifies alone; `POLICY+VERIFICATION` and short names are systems too."""
@@ -81,8 +82,8 @@ class Parts:
     tiers: TieredEngine | None = None
     """The engine with a slim model."""
     gate: LearnedGate | None = None
-    break_even: BreakEven | None = None
-    """Of the fixed gate; None: not measured."""
+    break_even: Mapping[str, BreakEven] = field(default_factory=dict)
+    """By verification, where it was measured."""
 
     def has(self, need: Need) -> bool:
         at_hand = {
@@ -246,7 +247,7 @@ def _tiered(
     from hvd_ray.verify.tiers import TieredVerifier
 
     settings = config.tiers
-    refuse_unless_it_pays(parts.break_even, is_forced=settings.is_forced)
+    refuse_unless_it_pays(parts.break_even.get(verification), is_forced=settings.is_forced)
     if config.drafting.eagle3.is_sampled and parts.head is not None:
         raise UserError("drafting.eagle3.is_sampled=true biases tiers, which look at the draft")
     gate: Gate = RatioGate(settings.theta_accept, settings.theta_escalate)
@@ -353,3 +354,15 @@ def find_slim(config: Config) -> SlimFile:
 
     fingerprint = model_fingerprint(resolve_model(config.model).path_or_id)
     return read_slim(slim_path(config), model=fingerprint)
+
+
+def find_gate(config: Config) -> tuple[LearnedGate, GateCard]:
+    """The learned gate beside the slim model.
+
+    Raises:
+        UserError: there is none, or it is another slim model's.
+    """
+    from hvd_ray.verify.gate_file import read_gate
+
+    folder = slim_path(config).parent
+    return read_gate(folder, slim=find_slim(config), theta=config.tiers.theta_learned)

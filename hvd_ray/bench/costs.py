@@ -120,9 +120,8 @@ def measure_costs(
     )
 
 
-def break_even(costs: CostFile | None, slim: SlimFile, theta_escalate: float) -> BreakEven | None:
+def break_even(costs: CostFile | None, slim: SlimFile, escalated: float | None) -> BreakEven | None:
     """What is known of a slim model's costs here; None where something was not measured."""
-    escalated = slim.escalation.at(theta_escalate)
     if costs is None or costs.slim != slim.key or escalated is None:
         return None
     slim_ms, full_ms = (

@@ -18,6 +18,7 @@ from hvd_ray.systems import (
     SYSTEMS,
     Need,
     Parts,
+    find_gate,
     find_slim,
     head_folder,
     load_head,
@@ -28,6 +29,8 @@ from hvd_ray.verify.slim_file import SlimFile
 
 if TYPE_CHECKING:
     from hvd_ray.engines.torch_engine import TorchEngine
+    from hvd_ray.verify.gate import LearnedGate
+    from hvd_ray.verify.gate_file import GateCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Sources:
     costs: Callable[[Config], CostFile] = find_costs
     head: Callable[[Config], Path] = head_folder
     slim: Callable[[Config], SlimFile] = find_slim
+    gate: Callable[[Config], tuple[LearnedGate, GateCard]] = find_gate
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class FoundParts:
     costs: CostFile | None = None
     head: Path | None = None
     slim: SlimFile | None = None
+    gate: tuple[LearnedGate, GateCard] | None = None
     missing: dict[Need, str] = field(default_factory=dict)
     """Why a part is not at hand, and what to type."""
 
@@ -76,11 +81,17 @@ class FoundParts:
     def _with_tiers(self, parts: Parts, engine: Engine, config: Config) -> Parts:
         from hvd_ray.engines.torch_tiers import torch_tiers
 
-        assert self.slim is not None
+        slim, settings = self.slim, config.tiers
+        assert slim is not None
+        escalated = {"tiered": slim.escalation.at(settings.theta_escalate)}
+        if self.gate is not None:
+            escalated["tiered_learned"] = self.gate[1].escalation.at(settings.theta_learned)
+        known = {name: break_even(self.costs, slim, share) for name, share in escalated.items()}
         return replace(
             parts,
-            tiers=torch_tiers(torch_engine(engine), self.slim.layers),
-            break_even=break_even(self.costs, self.slim, config.tiers.theta_escalate),
+            tiers=torch_tiers(torch_engine(engine), slim.layers),
+            gate=self.gate[0] if self.gate else None,
+            break_even={name: found for name, found in known.items() if found},
         )
 
 
@@ -128,6 +139,8 @@ def _search(wanted: Sequence[str], config: Config, sources: Sources) -> FoundPar
     if Need.SLIM in needs:
         is_named = config.tiers.slim is not None
         found.slim = _try(sources.slim, config, found, Need.SLIM, is_named=is_named)
+    if Need.GATE in needs:
+        found.gate = _try(sources.gate, config, found, Need.GATE, is_named=False)
     if Need.HEAD in needs or HYBRIDS & policies:
         is_named = config.drafting.eagle3.head is not None
         found.head = _try(sources.head, config, found, Need.HEAD, is_named=is_named)

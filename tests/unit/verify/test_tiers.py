@@ -256,14 +256,15 @@ def test_what_cannot_pay_is_refused_with_its_figures(
     break_even: BreakEven | None, message: str
 ) -> None:
     tried = engine()
-    parts = Parts(tiers=tried, break_even=break_even)
+    known = {} if break_even is None else {"tiered": break_even}
+    parts = Parts(tiers=tried, break_even=known)
     with pytest.raises(UserError, match=message):
         build_decoder("tiered", engine=tried, codec=ToyCodec(), config=Config(), parts=parts)
 
 
 def test_what_can_pay_is_built() -> None:
     tried = engine()
-    parts = Parts(tiers=tried, break_even=BreakEven(10.0, 25.0, 0.4))
+    parts = Parts(tiers=tried, break_even={"tiered": BreakEven(10.0, 25.0, 0.4)})
     assert build_decoder("tiered", engine=tried, codec=ToyCodec(), config=Config(), parts=parts)
     assert BreakEven(10.0, 25.0, 0.4).sum(batch_size=4) == pytest.approx(0.4 + 1 - 0.6**4)
 

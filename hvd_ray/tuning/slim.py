@@ -1,0 +1,289 @@
+"""`hvd slim search`: candidates by every method, judged on recordings that no search has seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvd_ray.config import Config
+from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.engines.slim import SlimLayers
+from hvd_ray.engines.torch_engine import TorchEngine
+from hvd_ray.errors import UserError
+from hvd_ray.fetch import model_fingerprint, resolve_model
+from hvd_ray.home import atomic_path
+from hvd_ray.pipelines.shards import RunProgress
+from hvd_ray.provenance import provenance
+from hvd_ray.systems import load_engine
+from hvd_ray.traces.schema import Trace, cut_at_loop
+from hvd_ray.traces.store import read_traces
+from hvd_ray.traces.walk import accepted_len, in_time_order, walking
+from hvd_ray.tracking import tracked
+from hvd_ray.tuning.slim_trials import Searched, run_slim_trials
+from hvd_ray.verify.slim_file import Escalation, SlimFile, write_slim
+from hvd_ray.verify.slim_search import (
+    THETAS,
+    Method,
+    SublayerCosts,
+    best_layers,
+    best_sublayers,
+    measure_sublayers,
+    num_skipped,
+    sweep_gates,
+    wrong_accepts,
+)
+from hvd_ray.verify.slim_window import Block, Recorded, Tally, Window, split_window, within
+
+METHODS: tuple[Method, ...] = ("prefix", "dp", "knapsack", "dimr", "ours")
+RECORDINGS, RESULT, SLIM = "recordings.json", "search.json", "slim.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SlimOptions:
+    """What a search reads, writes and aims at; each field is a flag of `hvd slim search`.
+
+    Raises:
+        UserError: a value is out of range.
+    """
+
+    traces: Path
+    out: Path
+    skip_ratio: float = 0.45
+    methods: tuple[Method, ...] = METHODS
+    num_trials: int = 48
+    num_tokens: int = 4000
+    """Of the recordings, prompts included."""
+    max_escalated: float = 0.3
+    """At what share of escalated blocks wrong accepts are counted."""
+    concurrency: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.skip_ratio < 1:
+            raise UserError(f"--skip must be above 0 and below 1, got {self.skip_ratio}")
+        if unknown := [method for method in self.methods if method not in METHODS]:
+            raise UserError(f"method {unknown[0]!r}: unknown; choose from {', '.join(METHODS)}")
+        for flag, value in (("--trials", self.num_trials), ("--tokens", self.num_tokens)):
+            if value < 1:
+                raise UserError(f"{flag} must be 1 or more, got {value}")
+
+
+def run_slim_search(
+    options: SlimOptions, config: Config, *, progress: RunProgress
+) -> dict[str, Any]:
+    """Search, judge, write and track; the best of the methods becomes `slim.json`.
+
+    Returns:
+        What `search.json` holds.
+
+    Raises:
+        UserError: no usable traces, the target has no layers to skip, the store fails.
+    """
+    progress.stage(f"reading the traces in {options.traces}")
+    recordings = record(read_traces(options.traces), config, num_tokens=options.num_tokens)
+    progress.stage(f"loading {config.model} ({config.dtype})")
+    engine, _ = load_engine(config)
+    _require_slim(engine)
+    search, held = split_window(recordings)
+    options.out.mkdir(parents=True, exist_ok=True)
+    save_recordings(options.out / RECORDINGS, search)
+    progress.stage("reading what the target says")
+    window, judge = Window(engine, tuple(search)), Window(engine, tuple(held))
+    costs = measure_sublayers(window)
+    found = _candidates(options, config, window, costs, progress)
+    progress.stage("judging on held-out recordings")
+    rows = [_row(method, slim, judge, costs, options) for method, slim in found.items()]
+    return _keep(rows, found, judge, options, config, costs)
+
+
+def record(traces: Sequence[Trace], config: Config, *, num_tokens: int) -> list[Recorded]:
+    """Greedy outputs of no test prompt, shortest prompts first, with the cache's drafts.
+
+    The drafts are those of decoding that verifies every one, in the order of the recordings.
+
+    Raises:
+        UserError: there are too few.
+    """
+    usable = [
+        cut_at_loop(trace)
+        for trace in in_time_order(list(traces))
+        if trace.error is None and trace.split != "test" and trace.sampling.is_greedy
+    ]
+    usable = [trace for trace in usable if len(trace.output_token_ids) >= 8]
+    drafter = SuffixDrafter(config.drafting.suffix)
+    recordings = [_recorded(trace, drafter) for trace in usable]
+    recordings = [recorded for recorded in recordings if recorded.blocks]
+    chosen = within(sorted(recordings, key=lambda r: len(r.token_ids)), num_tokens)
+    if len(chosen) < 4:
+        raise UserError(
+            f"{len(chosen)} usable traces: at least 4 greedy ones of training prompts are needed, "
+            "with outputs of 8 tokens that a cache drafts for; see `hvd traces collect`"
+        )
+    return chosen
+
+
+def _recorded(trace: Trace, drafter: SuffixDrafter) -> Recorded:
+    output, blocks = trace.output_token_ids, []
+    with walking(trace, drafter) as walk:
+        position = 0
+        while position < len(output):
+            draft = walk.look_up()
+            if draft.token_ids:
+                blocks.append(Block(position, draft))
+            step = accepted_len(draft, output, position) + 1
+            walk.commit(output[position : position + step])
+            position += step
+    token_ids = np.array([*trace.prompt_token_ids, *output], np.int32)
+    return Recorded(token_ids, len(trace.prompt_token_ids), tuple(blocks))
+
+
+def save_recordings(path: Path, recordings: Sequence[Recorded]) -> None:
+    """For the trials' workers."""
+    rows = [
+        {
+            "token_ids": recorded.token_ids.tolist(),
+            "prompt_len": recorded.prompt_len,
+            "blocks": [
+                [block.position, block.draft.token_ids, block.draft.probs]
+                for block in recorded.blocks
+            ],
+        }
+        for recorded in recordings
+    ]
+    with atomic_path(path) as draft:
+        draft.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def _require_slim(engine: TorchEngine) -> None:
+    if not engine.capabilities.can_slim:
+        kind = engine.model.config.model_type
+        raise UserError(f"a target of type {kind!r} has no layers that can be skipped one by one")
+
+
+def _candidates(
+    options: SlimOptions,
+    config: Config,
+    window: Window,
+    costs: SublayerCosts,
+    progress: RunProgress,
+) -> dict[Method, SlimLayers]:
+    """One slim model for each method, all of (about) the same cost."""
+    num_layers, skip_ratio = window.num_layers, options.skip_ratio
+    kept = num_layers - num_skipped(num_layers, skip_ratio)
+    prefix = SlimLayers.prefix(kept, num_layers=num_layers)
+    max_ratio = costs.ratio(prefix)
+    found: dict[Method, SlimLayers] = {}
+    for method in options.methods:
+        progress.stage(f"searching: {method}")
+        if method == "prefix":
+            found[method] = prefix
+        elif method == "dp":
+            found[method] = best_layers(window, skip_ratio=skip_ratio)
+        elif method == "knapsack":
+            found[method] = best_sublayers(window, costs=costs, max_ratio=max_ratio)
+        else:
+            searched = Searched(
+                method=method,
+                folder=str(options.out.absolute()),
+                config=config.model_dump(mode="json"),
+                num_layers=num_layers,
+                skip_ratio=skip_ratio,
+                max_ratio=max_ratio,
+                max_escalated=options.max_escalated,
+                costs=asdict(costs),
+                start=tuple(found.values()),
+            )
+            found[method] = run_slim_trials(
+                searched,
+                num_trials=options.num_trials,
+                concurrency=options.concurrency,
+                seed=config.seed,
+                progress=progress,
+            )
+    return found
+
+
+def _row(
+    method: Method, slim: SlimLayers, judge: Window, costs: SublayerCosts, options: SlimOptions
+) -> dict[str, Any]:
+    """A method's figures on held-out recordings."""
+    tallies = sweep_gates(judge, slim)
+    return {
+        "method": method,
+        "skip_ratio": round(slim.skip_ratio, 4),
+        "cost_ratio": round(costs.ratio(slim), 4),
+        "agreement": round(tallies[0].agreement, 4),
+        "log_margin": round(tallies[0].mean_log_margin, 4),
+        "wrong_accepts": round(wrong_accepts(tallies, max_escalated=options.max_escalated), 4),
+        "curve": [_point(theta, tally) for theta, tally in zip(THETAS, tallies, strict=True)],
+        "skipped_attention": sorted(slim.skipped_attention),
+        "skipped_mlp": sorted(slim.skipped_mlp),
+    }
+
+
+def _point(theta: float, tally: Tally) -> dict[str, float]:
+    return {
+        "theta_escalate": theta,
+        "escalated": round(tally.escalated, 4),
+        "wrong_rate": round(tally.wrong_rate, 4),
+        "committed_per_block": round(tally.num_committed / max(1, tally.num_blocks), 4),
+    }
+
+
+def _keep(
+    rows: list[dict[str, Any]],
+    found: Mapping[Method, SlimLayers],
+    judge: Window,
+    options: SlimOptions,
+    config: Config,
+    costs: SublayerCosts,
+) -> dict[str, Any]:
+    best = min(rows, key=lambda row: (row["wrong_accepts"], -row["agreement"]))
+    about = provenance(
+        config=config,
+        skip_ratio=options.skip_ratio,
+        num_trials=options.num_trials,
+        held_out_rows=judge.num_rows,
+        held_out_blocks=sum(len(recorded.blocks) for recorded in judge.recordings),
+        sublayer_ms=asdict(costs),
+    )
+    fingerprint = model_fingerprint(resolve_model(config.model).path_or_id)
+    for row in rows:
+        slim = slim_file(row, found[row["method"]], model=fingerprint, about=about)
+        write_slim(options.out / f"slim-{row['method']}.json", slim)
+        if row is best:
+            write_slim(options.out / SLIM, slim)
+    result = {"best": best["method"], "rows": rows, "provenance": about}
+    with atomic_path(options.out / RESULT) as draft:
+        draft.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    with tracked(config, run_name="slim-search") as tracker:
+        tracker.log_params(about)
+        for row in rows:
+            names = ("cost_ratio", "agreement", "log_margin", "wrong_accepts")
+            tracker.log_metrics({f"{row['method']}/{name}": row[name] for name in names})
+        tracker.log_artifacts(options.out)
+    return result
+
+
+def slim_file(
+    row: Mapping[str, Any], slim: SlimLayers, *, model: str, about: Mapping[str, Any]
+) -> SlimFile:
+    """A candidate as it is kept."""
+    names = ("skip_ratio", "cost_ratio", "agreement", "log_margin", "wrong_accepts")
+    return SlimFile(
+        model=model,
+        num_layers=slim.num_layers,
+        skipped_attention=tuple(sorted(slim.skipped_attention)),
+        skipped_mlp=tuple(sorted(slim.skipped_mlp)),
+        method=row["method"],
+        figures={name: row[name] for name in names},
+        escalation=Escalation(
+            theta=tuple(point["theta_escalate"] for point in row["curve"]),
+            escalated=tuple(point["escalated"] for point in row["curve"]),
+        ),
+        provenance=dict(about),
+    )
