@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hvd_ray.bench.quality import SCORERS
 from hvd_ray.bench.result import ALL_WORKLOADS, BASELINE, CacheState, Difference, Row, WithoutLoops
 from hvd_ray.bench.stats import (
     RatioEstimate,
@@ -55,6 +56,10 @@ class Sample:
     """From greedy's output; None where there is none."""
     is_identical_in_one_pass: bool | None = None
     """For greedy alone; None where the prompt is sampled."""
+    agreement: float = 1.0
+    """Share of the positions whose token is greedy's."""
+    quality: float | None = None
+    """Against greedy's answer; None where the workload has no score."""
 
 
 def workload_rows(samples: Sequence[Sample], *, engine: str, dtype: str, seed: int) -> list[Row]:
@@ -125,7 +130,17 @@ class _Cell:
 
     @property
     def emitted_per_pass(self) -> float:
-        return self.tokens / self.passes
+        return self.tokens / max(1, self.passes)
+
+    @property
+    def _slim_passes(self) -> int:
+        return sum(sample.completion.num_slim_passes for sample in self.samples)
+
+    @property
+    def _unchecked(self) -> int:
+        """Tokens that were committed without a pass of the target."""
+        steps = (step for sample in self.samples for step in sample.completion.steps)
+        return sum(step.emitted for step in steps if step.full_passes == 0)
 
     def row(self, workload: str, *, engine: str, dtype: str) -> Row:
         steps = [step for sample in self.samples for step in sample.completion.steps]
@@ -133,6 +148,7 @@ class _Cell:
         accepted = sum(step.accepted for step in steps)
         differences = tuple(s.difference for s in self.samples if s.difference)
         families = {sample.prompt.family for sample in self.samples}
+        metric = _metric({sample.prompt.workload for sample in self.samples})
         return Row(
             workload=workload,
             family=families.pop() if len(families) == 1 else ALL_WORKLOADS,
@@ -163,6 +179,13 @@ class _Cell:
             identical_in_one_pass=_share(s.is_identical_in_one_pass for s in self.samples),
             loops=sum(map(_loops, self.samples)) / len(self.samples),
             without_loops=self.without_loops.summary() if self.without_loops else None,
+            full_passes_per_token=self.passes / max(1, self.tokens),
+            slim_passes_per_token=self._slim_passes / max(1, self.tokens),
+            escalated_share=_share(step.full_passes > 0 for step in steps if step.slim_passes > 0),
+            unchecked_share=self._unchecked / max(1, self.tokens),
+            agreement_with_greedy=sum(s.agreement for s in self.samples) / len(self.samples),
+            quality=_mean(s.quality for s in self.samples) if metric else None,
+            quality_metric=metric,
         )
 
     def summary(self) -> WithoutLoops:
@@ -244,3 +267,14 @@ def _source_share(steps: Sequence[Step]) -> dict[str, float]:
 def _share(answers: Iterable[bool | None]) -> float | None:
     known = [answer for answer in answers if answer is not None]
     return sum(known) / len(known) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _metric(workloads: set[str]) -> str | None:
+    """The name of the score, where all of the workloads have the same."""
+    names = {SCORERS[workload][0] if workload in SCORERS else None for workload in workloads}
+    return names.pop() if len(names) == 1 else None

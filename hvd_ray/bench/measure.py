@@ -17,6 +17,7 @@ import numpy as np
 
 from hvd_ray.bench.cells import Arm, Sample
 from hvd_ray.bench.plan import Plan, Question
+from hvd_ray.bench.quality import SCORERS, agreement
 from hvd_ray.bench.result import BASELINE, Difference
 from hvd_ray.context import DecodeContext
 from hvd_ray.drafting.base import Drafter
@@ -120,9 +121,18 @@ def compare(samples: Sequence[Sample], engine: Engine) -> list[Sample]:
             sample,
             difference=_first_difference(sample, greedy.completion.token_ids, engine),
             is_identical_in_one_pass=_reads_back(sample, engine) if sample is greedy else None,
+            agreement=agreement(sample.completion.token_ids, greedy.completion.token_ids),
+            quality=_quality(sample, greedy),
         )
         for sample in samples
     ]
+
+
+def _quality(sample: Sample, greedy: Sample) -> float | None:
+    if sample.prompt.workload not in SCORERS:
+        return None
+    _, score = SCORERS[sample.prompt.workload]
+    return score(sample.prompt, sample.completion.text, greedy.completion.text)
 
 
 def _warm_up(plan: Plan, build: BuildDecoder) -> None:

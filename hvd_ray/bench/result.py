@@ -49,6 +49,16 @@ DEFINITIONS = {
     "identical_in_one_pass": "for greedy, at temperature 0: share of the outputs that the target "
     "gives again when it reads them in a single pass, a plain run of another batch shape.",
     "loops": "share of the outputs in which a 20-token stretch stands four times or more.",
+    "full_passes_per_token": "target passes / emitted tokens.",
+    "slim_passes_per_token": "passes of a slim model of the target / emitted tokens.",
+    "escalated_share": "of the cycles in which a slim model read the draft, the share that needed "
+    "a pass of the target as well.",
+    "unchecked_share": "share of the emitted tokens that no pass of the target checked before.",
+    "agreement_with_greedy": "share of positions whose token is greedy's, mean over outputs; one "
+    "early difference shifts the rest, so this falls faster than quality.",
+    "quality": "mean score of the answers against greedy's own, by quality_metric: same_number "
+    "(the last number), chrf, rouge_l; valid_json is absolute, greedy's own beside it.",
+    "quality_metric": "which score the workload has; none for most.",
     "without_loops": "the same figures without the prompts whose greedy output loops.",
 }
 """What the columns mean; travels with every result."""
@@ -109,6 +119,28 @@ class Row:
     identical_in_one_pass: float | None
     loops: float
     without_loops: WithoutLoops | None
+    full_passes_per_token: float | None = None
+    """From here on absent in results of earlier versions."""
+    slim_passes_per_token: float | None = None
+    escalated_share: float | None = None
+    unchecked_share: float | None = None
+    agreement_with_greedy: float | None = None
+    quality: float | None = None
+    quality_metric: str | None = None
+
+
+ADDED_LATER = frozenset(
+    {
+        "full_passes_per_token",
+        "slim_passes_per_token",
+        "escalated_share",
+        "unchecked_share",
+        "agreement_with_greedy",
+        "quality",
+        "quality_metric",
+    }
+)
+"""Columns that a result may lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +214,7 @@ def read_result(path: Path) -> BenchResult:
 
 def _row(tree: Mapping[str, Any]) -> Row:
     names = {field.name for field in fields(Row)}
-    if set(tree) != names:
+    if not names - ADDED_LATER <= set(tree) <= names:
         raise ValueError(f"columns differ: {', '.join(sorted(set(tree) ^ names))}")
     without = tree["without_loops"]
     return Row(
