@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hvd_ray.bench.report import labels_of, title
@@ -39,5 +40,29 @@ def plot_speedups(result: BenchResult) -> Figure:
     axes.set_ylabel("speed-up against greedy")
     axes.set_title(title(result), fontsize=10, parse_math=False)
     axes.grid(axis="y", alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
+
+
+def plot_frontier(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """What tiers lose for what they save: one curve for each slim model, a mark each threshold.
+
+    Args:
+        curves: by label, points with `speed_vs_full` and `wrong_rate`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axvline(1, color="black", linewidth=0.8, label="full verification")
+    for label, points in curves.items():
+        known = [point for point in points if point["escalated"] < 1]
+        xs = [point["speed_vs_full"] for point in known]
+        ys = [100 * point["wrong_rate"] for point in known]
+        axes.plot(xs, ys, marker="o", markersize=3, linewidth=0.8, label=label)
+    axes.set_xlabel("tokens per cost, over those of full verification")
+    axes.set_ylabel("wrong tokens among the unchecked, %")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
     return figure

@@ -26,6 +26,9 @@ def register(app: typer.Typer) -> None:
         "search", epilog="Example: `hvd slim search traces --out slim --skip 0.3 --trials 64`"
     )(search)
     slim.command("gate", epilog="Example: `hvd slim gate traces tiers.slim=slim/slim.json`")(gate)
+    slim.command("plot", epilog="Example: `hvd slim plot slim15 slim30 slim45 --out loss.png`")(
+        plot
+    )
     app.add_typer(slim)
 
 
@@ -99,6 +102,31 @@ def gate(
     for point in result["curve"]:
         print(f"{point['theta']:>6} {point['escalated']:>16.1%} {point['wrong_rate']:>13.1%}")
     print(f"{result['num_blocks']} held-out blocks; written: {options.out}")
+
+
+def plot(
+    searches: Annotated[list[Path], typer.Argument(help="Folders of `hvd slim search`.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A picture: .png or .svg.")] = Path(
+        "frontier.png"
+    ),
+    every_method: Annotated[
+        bool, typer.Option("--all", help="Every method; without it the best of each search.")
+    ] = False,
+) -> None:
+    """Draw what tiers lose against what they save, over thresholds and slim models."""
+    from hvd_ray.bench.plots import plot_frontier
+    from hvd_ray.bench.result import check_writable
+    from hvd_ray.tuning.slim import read_search
+
+    check_writable(out)
+    curves = {}
+    for folder in searches:
+        found = read_search(folder)
+        for row in found["rows"]:
+            if every_method or row["method"] == found["best"]:
+                curves[f"{row['method']}, {row['skip_ratio']:.0%} skipped"] = row["curve"]
+    plot_frontier(curves).savefig(out)
+    print(f"written: {out}")
 
 
 def _show(result: Mapping[str, Any], out: Path) -> None:

@@ -165,6 +165,7 @@ class MaskTiers:
         return self.engine.forward(token_ids, cache.target, num_logits=num_logits)
 
     def keep(self, cache: KVCache, start: int, rows: Sequence[int]) -> None:
+        del cache, start, rows
         raise AssertionError(NO_TREES)
 
     @torch.inference_mode()
@@ -281,6 +282,7 @@ class PrefixTiers:
         return Forward(logits_TV, torch.cat(hidden) if hidden else None)
 
     def keep(self, cache: KVCache, start: int, rows: Sequence[int]) -> None:
+        del cache, start, rows
         raise AssertionError(NO_TREES)
 
     def truncate(self, cache: KVCache, length: int) -> None:

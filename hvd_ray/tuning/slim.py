@@ -219,18 +219,22 @@ def _row(
         "agreement": round(tallies[0].agreement, 4),
         "log_margin": round(tallies[0].mean_log_margin, 4),
         "wrong_accepts": round(wrong_accepts(tallies, max_escalated=options.max_escalated), 4),
-        "curve": [_point(theta, tally) for theta, tally in zip(THETAS, tallies, strict=True)],
+        "curve": [
+            _point(theta, tally, costs.ratio(slim))
+            for theta, tally in zip(THETAS, tallies, strict=True)
+        ],
         "skipped_attention": sorted(slim.skipped_attention),
         "skipped_mlp": sorted(slim.skipped_mlp),
     }
 
 
-def _point(theta: float, tally: Tally) -> dict[str, float]:
+def _point(theta: float, tally: Tally, cost_ratio: float) -> dict[str, float]:
     return {
         "theta_escalate": theta,
         "escalated": round(tally.escalated, 4),
         "wrong_rate": round(tally.wrong_rate, 4),
         "committed_per_block": round(tally.num_committed / max(1, tally.num_blocks), 4),
+        "speed_vs_full": round(tally.speed_vs_full(cost_ratio), 4),
     }
 
 
@@ -287,3 +291,19 @@ def slim_file(
         ),
         provenance=dict(about),
     )
+
+
+def read_search(folder: Path) -> dict[str, Any]:
+    """What a search has written into its folder.
+
+    Raises:
+        UserError: nothing readable is there.
+    """
+    path = folder / RESULT
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no result of `hvd slim search` ({error})") from None
+    if not {"best", "rows"} <= set(found):
+        raise UserError(f"{path}: no result of `hvd slim search`")
+    return found

@@ -117,6 +117,6 @@ def _fit(
         for _ in range(NUM_STEPS):
             optimiser.zero_grad()
             loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x_NF)[:, 0], y_N)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     return model

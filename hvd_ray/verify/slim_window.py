@@ -19,7 +19,7 @@ from hvd_ray.engines.slim import SlimLayers
 from hvd_ray.engines.torch_engine import TorchEngine
 from hvd_ray.engines.torch_tiers import LayerWalk
 from hvd_ray.types import Draft, Int32Array
-from hvd_ray.verify.gate import Gate, GateRows, Tier
+from hvd_ray.verify.gate import Gate, GateRows, Judgement, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,10 @@ class Tally:
     """Tokens committed without the target."""
     num_wrong: int = 0
     """Of them, those that the target would not have chosen."""
+    num_full_tokens: int = 0
+    """Tokens of the same blocks, had the target verified each: accepted and bonus."""
+    num_tiered_tokens: int = 0
+    """Tokens that came of the blocks: those committed, and an escalated block's full ones."""
     num_rows: int = 0
     num_agreeing: int = 0
     """Rows at which the slim model's own token is the target's."""
@@ -104,11 +108,30 @@ class Tally:
     def mean_log_margin(self) -> float:
         return self.log_margin / max(1, self.num_rows)
 
-    def add_block(self, *, num_committed: int, is_wrong: bool, is_escalated: bool) -> None:
+    def speed_vs_full(self, cost_ratio: float) -> float:
+        """Tokens per cost, over those of verifying every block in full; passes alone count.
+
+        Args:
+            cost_ratio: of a slim pass to a full one.
+        """
+        if not self.num_full_tokens:
+            return 1.0
+        return self.num_tiered_tokens / self.num_full_tokens / (cost_ratio + self.escalated)
+
+    def add_block(self, *, num_full: int, num_committed: int, is_wrong: bool) -> None:
+        """Count a block; one of which nothing was committed was escalated.
+
+        Args:
+            num_full: tokens that full verification would give.
+            num_committed: tokens without the target.
+            is_wrong: whether the last of them is not the target's choice.
+        """
         self.num_blocks += 1
-        self.num_escalated += is_escalated
+        self.num_escalated += num_committed == 0
         self.num_committed += num_committed
         self.num_wrong += is_wrong
+        self.num_full_tokens += num_full
+        self.num_tiered_tokens += num_committed or num_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,24 +158,12 @@ class SlimView:
                 self._walk(block, rows, gate, tally)
 
     def _walk(self, block: Block, rows: GateRows, gate: Gate, tally: Tally) -> None:
-        judged = gate.judge(rows)
         wanted = self.target_R[block.position :].tolist()
-        emitted = 0
-        for row, (token, tier) in enumerate(zip(rows.draft.token_ids, judged.tiers, strict=True)):
-            if tier is Tier.FULL:
-                tally.add_block(num_committed=0, is_wrong=False, is_escalated=True)
-                return
-            emitted += 1
-            chosen = token if tier is Tier.ACCEPT else rows.own_ids[row]
-            is_wrong = chosen != wanted[row]
-            if is_wrong or tier is Tier.SLIM:
-                tally.add_block(num_committed=emitted, is_wrong=is_wrong, is_escalated=False)
-                return
-        is_wrong = False
-        if judged.keeps_bonus:
-            emitted += 1
-            is_wrong = rows.own_ids[-1] != wanted[len(rows.draft)]
-        tally.add_block(num_committed=emitted, is_wrong=is_wrong, is_escalated=False)
+        drafted = rows.draft.token_ids
+        num_equal = next((i for i, t in enumerate(drafted) if t != wanted[i]), len(drafted))
+        emitted = _emitted(rows, gate.judge(rows), wanted)
+        is_wrong = bool(emitted) and emitted[-1] != wanted[len(emitted) - 1]
+        tally.add_block(num_full=num_equal + 1, num_committed=len(emitted), is_wrong=is_wrong)
 
     def count_rows(self, tally: Tally) -> None:
         """Agreement and log margin over all output rows."""
@@ -163,6 +174,20 @@ class SlimView:
         tally.num_rows += len(chosen_R)
         tally.num_agreeing += int((chosen_R >= best_R).sum())
         tally.log_margin += float((best_R - chosen_R).sum())
+
+
+def _emitted(rows: GateRows, judged: Judgement, wanted: list[int]) -> list[int]:
+    """Tokens that a block commits up to its first wrong one; none where it is escalated."""
+    emitted: list[int] = []
+    for row, (token, tier) in enumerate(zip(rows.draft.token_ids, judged.tiers, strict=True)):
+        if tier is Tier.FULL:
+            return []
+        emitted.append(token if tier is Tier.ACCEPT else rows.own_ids[row])
+        if tier is Tier.SLIM or emitted[-1] != wanted[row]:
+            return emitted
+    if judged.keeps_bonus:
+        emitted.append(rows.own_ids[-1])
+    return emitted
 
 
 @dataclass(slots=True)

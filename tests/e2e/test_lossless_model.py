@@ -10,7 +10,9 @@ import pytest
 from hvd_ray.bench.workloads import Prompt, load_shipped, shipped_workloads
 from hvd_ray.config import Config
 from hvd_ray.decode import Decoder
+from hvd_ray.engines.slim import SlimLayers
 from hvd_ray.engines.torch_engine import TorchEngine
+from hvd_ray.engines.torch_tiers import torch_tiers
 from hvd_ray.systems import build_decoder, load_head
 from hvd_ray.text import HFTextCodec
 from hvd_ray.types import Completion, Request, SamplingParams, Source, Step
@@ -123,6 +125,43 @@ def test_identical_with_the_shipped_head(
         steps += [step for step in got.steps if step.source is Source.EAGLE3]
     assert len(steps) > 20
     assert sum(step.accepted for step in steps) > 0.2 * len(steps), "a dead drafter (case M06)"
+
+
+SLIM = {
+    "prefix": SlimLayers.prefix(20, num_layers=30),
+    "mask": SlimLayers.without(frozenset({7, 12, 18, 23}), num_layers=30),
+}
+
+
+@pytest.mark.model
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("system", "slim"),
+    [
+        ("suffix+nested", "mask"),
+        ("ngram+nested", "prefix"),
+        ("greedy+nested", "mask"),
+        ("eagle3+nested", "prefix"),
+        ("hvd_cost+nested", "mask"),
+    ],
+)
+def test_identical_behind_a_slim_model(
+    system: str,
+    slim: str,
+    engine: TorchEngine,
+    codec: HFTextCodec,
+    requests: list[Request],
+    plain: list[Completion],
+) -> None:
+    """Every source in front of a slim model; the slim model must be of some use."""
+    head, reading = load_head(Config(), engine)
+    parts = replace(PARTS, head=head, tiers=torch_tiers(reading, SLIM[slim]))
+    decoder = build_decoder(system, engine=reading, codec=codec, config=Config(), parts=parts)
+    for request, wanted in list(zip(requests, plain, strict=True))[::7]:
+        got = decoder.generate(request)
+        assert got.token_ids == wanted.token_ids, request.request_id
+        assert got.verification == "nested"
+        assert got.num_target_passes < len(got.token_ids)
 
 
 @pytest.mark.model
