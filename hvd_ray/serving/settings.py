@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from hvd_ray.config import Config, PolicyConfig, Positive, validated
+from hvd_ray.errors import NotSupportedError
 
 FRONT, REPLICA = "Front", "Replica"
 """The deployments' names in Serve, which its YAML files use."""
@@ -123,8 +124,15 @@ def serve_config(tree: Mapping[str, Any]) -> ServeConfig:
 
     Raises:
         UserError: a key is unknown or a value out of range.
+        NotSupportedError: another verification than `full`.
     """
-    return validated(ServeConfig, dict(tree), where=LISTED_IN)
+    config = validated(ServeConfig, dict(tree), where=LISTED_IN)
+    if config.verification != "full":
+        raise NotSupportedError(
+            f"verification={config.verification} in `hvd serve`, which verifies in full; slim "
+            "models decode with `hvd bench` and in Python"
+        )
+    return config
 
 
 def hot_settings(tree: Mapping[str, Any]) -> HotSettings:
