@@ -41,7 +41,7 @@ def calibrate(
         raise UserError(f"--repeats must be 1 or more, got {repeats}")
     if out is not None:
         check_writable(out)
-    costs = _measure(load_config(None, settings or ()), repeats)
+    costs = _measure(load_config(None, settings or (), policies=["hvd_cost+nested"]), repeats)
     path = out or costs_path(costs.key)
     write_costs(path, costs)
     if as_json:
