@@ -10,9 +10,10 @@ from hvd_ray.bench.cells import Arm
 from hvd_ray.bench.result import BASELINE, CacheState
 from hvd_ray.bench.rivals import RIVALS
 from hvd_ray.bench.workloads import Prompt
+from hvd_ray.config import split_system
 from hvd_ray.engines.base import EngineCapabilities
 from hvd_ray.errors import UserError
-from hvd_ray.systems import MODEL_ONLY, SYSTEMS
+from hvd_ray.systems import MODEL_ONLY, check_system
 from hvd_ray.text import TextCodec
 from hvd_ray.types import Request, SamplingParams
 
@@ -80,9 +81,13 @@ def choose_arms(systems: Sequence[str], caches: Sequence[CacheState]) -> tuple[A
     rest = [system for system in systems if system != BASELINE]
     arms = [Arm(BASELINE, "none")]
     for system in rest:
-        states: Sequence[CacheState] = ("none",) if system in WITHOUT_MEMORY else caches
+        states: Sequence[CacheState] = ("none",) if has_no_memory(system) else caches
         arms.extend(Arm(system, cache) for cache in states)
     return tuple(arms)
+
+
+def has_no_memory(system: str) -> bool:
+    return system in WITHOUT_MEMORY or split_system(system)[0] in WITHOUT_MEMORY
 
 
 def check_measurable(system: str) -> None:
@@ -91,9 +96,12 @@ def check_measurable(system: str) -> None:
     Raises:
         UserError: with those that are.
     """
-    if system not in (*SYSTEMS, *RIVALS):
-        known = ", ".join((*SYSTEMS, *RIVALS))
-        raise UserError(f"system {system!r}: unknown; choose from {known}")
+    if system in RIVALS:
+        return
+    try:
+        check_system(system)
+    except UserError as error:
+        raise UserError(f"{error}; or a rival, {', '.join(RIVALS)}") from None
 
 
 def choose_filling(

@@ -74,6 +74,8 @@ def _row(sample: Sample) -> dict[str, Any]:
         "steps": [[getattr(step, name) for name in _STEP_FIELDS] for step in completion.steps],
         "difference": asdict(sample.difference) if sample.difference is not None else None,
         "is_identical_in_one_pass": sample.is_identical_in_one_pass,
+        "agreement": sample.agreement,
+        "quality": sample.quality,
     }
 
 
@@ -94,10 +96,12 @@ def _sample(row: Mapping[str, Any], question: Question) -> Sample:
         row["seconds"],
         None if row["difference"] is None else Difference(**row["difference"]),
         row["is_identical_in_one_pass"],
+        agreement=row.get("agreement", 1.0),
+        quality=row.get("quality"),
     )
 
 
 def _step(values: Sequence[Any]) -> Step:
-    named = dict(zip(_STEP_FIELDS, values, strict=True))
+    named = dict(zip(_STEP_FIELDS, values, strict=False))  # an earlier version has fewer
     named["source"] = Source(named["source"])
     return Step(**named)
