@@ -1,4 +1,4 @@
-"""What ships with the package for a target: a head, a payoff predictor."""
+"""What ships with the package for a target: a head, a payoff predictor, a slim model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def shipped_folder(model: str, part: str) -> Path | None:
 
     Args:
         model: as the configuration names it; a path or a hub id is another target.
-        part: `eagle3` or `payoff`.
+        part: `eagle3`, `payoff` or `slim`.
     """
     if Path(model).name != model:
         return None

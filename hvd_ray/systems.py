@@ -336,12 +336,12 @@ def slim_path(config: Config) -> Path:
     """
     if config.tiers.slim is not None:
         return Path(config.tiers.slim)
-    shipped = Path(str(files("hvd_ray"))) / "assets" / Path(config.model).name / "slim/slim.json"
-    if config.model != shipped.parts[-3] or not shipped.exists():
+    shipped = shipped_folder(config.model, "slim")
+    if shipped is None:
         raise UserError(
             f"no slim model ships for {config.model!r}: {SEARCH}, and name it with tiers.slim=FILE"
         )
-    return shipped
+    return shipped / "slim.json"
 
 
 def find_slim(config: Config) -> SlimFile:
