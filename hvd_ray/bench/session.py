@@ -23,7 +23,14 @@ from hvd_ray.bench.plan import (
 from hvd_ray.bench.report import exactness_notes, slowdown_notes
 from hvd_ray.bench.result import BenchResult, CacheState
 from hvd_ray.bench.rivals import RIVALS, RivalDecoder, rival_facts
-from hvd_ray.bench.workloads import Prompt, load_prompts, load_shipped, select, workload_hash
+from hvd_ray.bench.workloads import (
+    Prompt,
+    PromptSet,
+    load_prompts,
+    load_shipped,
+    select,
+    workload_hash,
+)
 from hvd_ray.config import Config
 from hvd_ray.engines.base import Engine, EngineCapabilities
 from hvd_ray.errors import NotSupportedError, UserError
@@ -54,6 +61,7 @@ class BenchOptions:
     prompt_files: tuple[Path, ...] = ()
     workloads: tuple[str, ...] = ()
     """Shipped ones; all where neither files nor workloads are given."""
+    on_bad_line: Literal["fail", "skip"] = "fail"
     split: Literal["train", "test", "all"] = "test"
     limit: int | None = None
     max_tokens: int | None = None
@@ -87,15 +95,15 @@ class BenchOptions:
         for system in self.systems or ():
             check_measurable(system)
 
-    def load(self) -> tuple[Prompt, ...]:
-        """All prompts of the files or workloads, both splits.
+    def load(self) -> PromptSet:
+        """All prompts of the files or workloads, both splits, and the lines that were skipped.
 
         Raises:
             UserError: a file or workload cannot be read; a bad line is named.
         """
         if self.prompt_files:
-            return load_prompts(self.prompt_files).prompts
-        return load_shipped(self.workloads or None).prompts
+            return load_prompts(self.prompt_files, on_bad_line=self.on_bad_line)
+        return load_shipped(self.workloads or None)
 
 
 class Progress(Protocol):
@@ -140,11 +148,13 @@ def run_bench(
     Raises:
         UserError: something asked for cannot be had; nothing was measured then.
     """
-    prompts = options.load()
+    read = options.load()
+    prompts = read.prompts
     chosen = select(prompts, split=options.split, limit=options.limit)
     if options.engine == "vllm":
         return _run_in_vllm(options, config, chosen, progress=progress)
     systems, found, notes = find_parts(options.systems, config, sources)
+    notes = [*(f"skipped {line}" for line in read.bad_lines), *notes]
     arms = choose_arms(systems, CACHES[options.cache])
     is_warm = any(arm.cache == "warm" for arm in arms)
     fillers = choose_filling(prompts, chosen, limit=options.filling_limit) if is_warm else {}
@@ -154,7 +164,7 @@ def run_bench(
     plan = _plan(arms, chosen, fillers, engine=engine, codec=codec, options=options, config=config)
     parts, engine = found.load(engine, codec, config)
     build = _builder(engine, codec, config, parts)
-    progress.stage("warming up")
+    progress.stage(f"warming up {len(arms)} systems")
     progress.expect(plan.num_requests)
     num_done = count(1)
     samples = measure(

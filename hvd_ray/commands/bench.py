@@ -47,6 +47,9 @@ def bench(
     workloads: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Shipped workloads, by comma. Default: all.")
     ] = None,
+    on_bad_line: Annotated[
+        str, typer.Option(help="fail, or skip a malformed line of a prompt file and name it.")
+    ] = "fail",
     suite: Annotated[
         str | None,
         typer.Option(
@@ -117,12 +120,15 @@ def bench(
     if predictor is not None:
         settings.append(f"policy.predictor={predictor}")
     if micro:
+        if systems or files or named:
+            raise UserError("--micro measures one decision: no --systems, --prompts, --workloads")
         _answer_micro(_micro(settings, config), as_json=as_json, out=out)
         return
     options = BenchOptions(
         systems=names_in(systems),
         prompt_files=files,
         workloads=named,
+        on_bad_line=on_bad_line,  # type: ignore[arg-type]  # checked there
         split=split,  # type: ignore[arg-type]
         limit=limit,
         max_tokens=max_tokens,

@@ -113,7 +113,7 @@ def _with_rivals(options: BenchOptions, sources: Sources, config: Config) -> Ben
 
 def _settings(options: BenchOptions, config: Config) -> dict[str, Any]:
     """What decides the samples."""
-    prompts = options.load()
+    prompts = options.load().prompts
     asked = asdict(options) | {"prompt_files": [path.name for path in options.prompt_files]}
     return {
         "command": "bench --suite paper",

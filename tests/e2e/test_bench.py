@@ -176,6 +176,7 @@ def test_a_suite_is_resumed_and_reported(hvd, tiny_llama_path, prompt_file, tmp_
         (["nonsense.key=1"], "unknown"),
         (["doc_edit"], "'doc_edit' is no setting"),
         (["--micro", "--out", "."], "cannot write"),
+        (["--micro", "--systems", "suffix"], "--micro measures one decision"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_leaves_nothing(hvd, hvd_home, arguments, message):

@@ -118,6 +118,15 @@ def test_a_run_gives_a_row_for_each_workload_system_and_cache_state(prompt_file)
     assert result.provenance["filling_prompts"] == {"one": 1, "two": 1}
 
 
+def test_a_bad_line_is_skipped_if_asked_and_named_in_the_notes(prompt_file):
+    with prompt_file.open("a") as file:
+        file.write("{broken\n")
+    number = prompt_file.read_text().count("\n")
+    options = BenchOptions(prompt_files=(prompt_file,), max_tokens=5, limit=1, on_bad_line="skip")
+    result = _run(options)
+    assert any(f"skipped {prompt_file}:{number}: " in note for note in result.notes)
+
+
 def test_the_limit_counts_prompts_of_each_workload(prompt_file):
     result = _run(BenchOptions(prompt_files=(prompt_file,), max_tokens=5, limit=1))
     assert all(row.prompts == 1 for row in result.rows)
@@ -165,7 +174,10 @@ def test_a_float32_output_that_differs_is_called_a_fault(prompt_file):
 
 
 def test_the_shipped_workloads_are_the_default():
-    assert {prompt.workload for prompt in BenchOptions().load()} >= {"doc_edit", "open_chat"}
+    assert {prompt.workload for prompt in BenchOptions().load().prompts} >= {
+        "doc_edit",
+        "open_chat",
+    }
 
 
 @pytest.mark.parametrize(
