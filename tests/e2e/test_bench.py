@@ -169,7 +169,7 @@ def test_a_suite_is_resumed_and_reported(hvd, tiny_llama_path, prompt_file, tmp_
         (["--prompts", "empty.jsonl"], "empty.jsonl:1: empty prompt"),
         (["--out", "p.jsonl/result.json"], "cannot write p.jsonl/result.json"),
         (["--cache", "tepid"], "--cache must be one of"),
-        (["--engine", "vllm"], "not supported"),
+        (["--engine", "tpu"], "not supported"),
         (["--predictor", "nowhere"], "nowhere"),
         (["--systems", "hvd_tau", "--prompts", "p.jsonl", "model=none/ships"], "hvd train"),
         (["policy.tau=much"], "policy.tau"),

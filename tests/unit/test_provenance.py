@@ -57,7 +57,7 @@ def commit_of_copy(package: Path) -> dict[str, object]:
 def copied_package(tmp_path: Path) -> Path:
     package = tmp_path / "repo" / "hvd_ray"
     package.mkdir(parents=True)
-    for name in ("__init__.py", "provenance.py", "config.py", "errors.py"):
+    for name in ("__init__.py", "provenance.py", "config.py", "errors.py", "types.py"):
         shutil.copy(ROOT / "hvd_ray" / name, package / name)
     return package
 

@@ -35,7 +35,7 @@ def _never(*_arguments: object, **_more: object) -> None:
         (["serving.limits.max_running=0"], "max_running"),
         (["serving.api_keys=/nowhere"], "API keys /nowhere: cannot be read"),
         (["nonsense"], "expected key=value"),
-        (["policy.name=hvd_tau"], "no payoff predictor"),
+        (["policy.name=hvd_tau", "policy.predictor=/nowhere"], "predictor /nowhere"),
         (["policy.name=ngram", "serving.engine=vllm"], "not supported: policy.name=ngram"),
     ],
 )

@@ -107,10 +107,10 @@ def test_when_no_prompt_can_work_the_first_ones_reason_is_the_answer(prompts):
 def test_a_fault_of_one_request_does_not_end_the_run(prompts, tmp_path, monkeypatch):
     forward = ToyEngine.forward
 
-    def forward_unless_it_starts_with_d(self, token_ids, cache, *, num_logits):
+    def forward_unless_it_starts_with_d(self, token_ids, cache, **how):
         if cache.length == 0 and token_ids[0] == 4:
             raise RuntimeError("out of memory\nand much more")
-        return forward(self, token_ids, cache, num_logits=num_logits)
+        return forward(self, token_ids, cache, **how)
 
     monkeypatch.setattr(ToyEngine, "forward", forward_unless_it_starts_with_d)
     shards = plan_shards(_plan(prompts))
