@@ -11,7 +11,8 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field
-from time import perf_counter
+from threading import Thread
+from time import perf_counter, sleep
 from typing import Any, TextIO
 
 
@@ -29,6 +30,7 @@ class _Asked:
 
 def main() -> None:
     """Serve until stdin ends."""
+    end_with_parent()
     lines = _own_stdout()
     arguments = json.loads(sys.stdin.readline())
     engine = _start(arguments)
@@ -40,6 +42,18 @@ def main() -> None:
             _say(lines, {"reset": True})
         else:
             _say(lines, _serve(engine, call["requests"]))
+
+
+def end_with_parent() -> None:
+    """Watch the parent: one that is killed closes stdin, but a loading engine does not read it."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            sleep(1)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _own_stdout() -> TextIO:
