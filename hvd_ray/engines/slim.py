@@ -22,9 +22,9 @@ class SlimLayers:
 
     def __post_init__(self) -> None:
         skipped = self.skipped_attention | self.skipped_mlp
-        foreign = sorted(skipped - set(range(self.num_layers)))
+        foreign = [layer for layer in skipped if not 0 <= layer < self.num_layers]
         if foreign:
-            raise UserError(f"slim model: skips layer {foreign[0]} of {self.num_layers}")
+            raise UserError(f"slim model: skips layer {min(foreign)} of {self.num_layers}")
         if not 0 < self.num_skipped < 2 * self.num_layers:
             raise UserError("slim model: must skip something and leave something")
 
