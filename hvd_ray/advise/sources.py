@@ -50,7 +50,7 @@ def find_costs_for(options: AdviceOptions, config: Config) -> NamedCosts | None:
         return None
     if options.costs is not None:
         return read_any_costs(Path(options.costs))
-    from hvd_ray.bench.costs import find_costs
+    from hvd_ray.parts.costs import find_costs
 
     try:
         return named(find_costs(config))

@@ -1,12 +1,8 @@
-"""The measured cost table of the target at hand: made by `calibrate`, found by `hvd_cost`."""
+"""Measure the cost table of the target at hand, as `hvd calibrate` does."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from pathlib import Path
-
-import numpy as np
 
 from hvd_ray.bench.calibrate import (
     CONTEXT_LEN,
@@ -27,46 +23,13 @@ from hvd_ray.drafting.ngram import NgramDrafter
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.torch_engine import TorchEngine
 from hvd_ray.errors import UserError
-from hvd_ray.fetch import model_fingerprint, resolve_model
-from hvd_ray.home import calibration_dir
-from hvd_ray.payoff.cost_file import CostFile, CostKey, read_costs
-from hvd_ray.provenance import cpu_model, provenance
+from hvd_ray.parts.costs import cost_key
+from hvd_ray.payoff.cost_file import CostFile
+from hvd_ray.provenance import provenance
 from hvd_ray.systems import find_slim, head_folder, load_head, slim_path
 from hvd_ray.text import TextCodec
 from hvd_ray.types import Source
-from hvd_ray.verify.break_even import BLOCK_ROWS, BreakEven
 from hvd_ray.verify.slim_file import SlimFile
-
-
-def cost_key(config: Config) -> CostKey:
-    """What a cost table must have been measured for to hold here. Loads torch."""
-    import torch
-
-    has_cuda = torch.cuda.is_available()
-    return CostKey(
-        model=model_fingerprint(resolve_model(config.model).path_or_id),
-        dtype=config.dtype,
-        engine="torch",
-        device=torch.cuda.get_device_name() if has_cuda else cpu_model(),
-        num_threads=config.num_threads or torch.get_num_threads(),
-    )
-
-
-def costs_path(key: CostKey) -> Path:
-    """Where the table for `key` is kept, under HVD_HOME."""
-    digest = hashlib.sha256(key.model_dump_json().encode()).hexdigest()[:16]
-    return calibration_dir() / f"{key.engine}-{key.dtype}-{digest}.json"
-
-
-def find_costs(config: Config) -> CostFile:
-    """The table of `policy.costs`, or this machine's own.
-
-    Raises:
-        UserError: there is none, or it was measured for something else.
-    """
-    key = cost_key(config)
-    given = config.policy.costs
-    return read_costs(Path(given) if given else costs_path(key), key=key)
 
 
 def measure_costs(
@@ -118,17 +81,6 @@ def measure_costs(
             config=config, num_repeats=num_repeats, spread=round(times.spread, 3)
         ),
     )
-
-
-def break_even(costs: CostFile | None, slim: SlimFile, escalated: float | None) -> BreakEven | None:
-    """What is known of a slim model's costs here; None where something was not measured."""
-    if costs is None or costs.slim != slim.key or escalated is None:
-        return None
-    slim_ms, full_ms = (
-        float(np.interp(BLOCK_ROWS, costs.rows, times))
-        for times in (costs.slim_ms, costs.verify_ms)
-    )
-    return BreakEven(slim_ms, full_ms, escalated)
 
 
 def _slim_at_hand(config: Config) -> SlimFile | None:

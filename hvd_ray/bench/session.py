@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol
 
 from hvd_ray.bench.cells import Arm, Sample, aggregate_rows, workload_rows
 from hvd_ray.bench.measure import BuildDecoder, Measured, SampleStore, measure
-from hvd_ray.bench.parts import Sources, find_parts, torch_engine
 from hvd_ray.bench.plan import (
     Plan,
     Sampling,
@@ -35,6 +34,7 @@ from hvd_ray.config import Config
 from hvd_ray.engines.base import Engine, EngineCapabilities
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model, tokenizer_sha
+from hvd_ray.parts.find import Sources, find_parts, torch_engine
 from hvd_ray.provenance import provenance
 from hvd_ray.systems import Parts, build_decoder, load_engine
 from hvd_ray.text import TextCodec

@@ -247,10 +247,10 @@ def _answer(result: BenchResult, *, as_json: bool, out: Path | None) -> None:
 def _micro(settings: Sequence[str], config_file: Path | None) -> dict[str, Any]:
     """The micro figures, with the champion or, without one, a predictor of the same shape."""
     from hvd_ray.bench.micro import DEFINITIONS, micro_figures, untrained_predictor
-    from hvd_ray.bench.payoff import feature_extractor, find_payoff
     from hvd_ray.bench.plan import encode_prompt
     from hvd_ray.bench.workloads import load_shipped
     from hvd_ray.config import load_config
+    from hvd_ray.parts.payoff import feature_extractor, find_payoff
     from hvd_ray.payoff.predictor import PayoffPredictor
     from hvd_ray.pipelines.collect import open_target
     from hvd_ray.provenance import provenance

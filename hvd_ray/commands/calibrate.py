@@ -32,9 +32,9 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
 ) -> None:
     """Measure what a cycle costs here, for `hvd_cost`. Let nothing else run meanwhile."""
-    from hvd_ray.bench.costs import costs_path
     from hvd_ray.bench.result import check_writable
     from hvd_ray.config import load_config
+    from hvd_ray.parts.costs import costs_path
     from hvd_ray.payoff.cost_file import write_costs
 
     if repeats < 1:

@@ -17,8 +17,8 @@ from hvd_ray.advise.material import Roles
 from hvd_ray.advise.options import TAUS
 from hvd_ray.advise.result import quality_json
 from hvd_ray.bench.cells import Sample
-from hvd_ray.bench.payoff import PayoffSource
 from hvd_ray.config import Config
+from hvd_ray.parts.payoff import PayoffSource
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.payoff.cost_load import LoadedCosts
 from hvd_ray.payoff.dataset import TEST, label_set

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hvd_ray.bench.cells import Sample
-from hvd_ray.bench.parts import FoundParts, Sources, find_parts
 from hvd_ray.bench.result import BenchResult
 from hvd_ray.bench.rivals import RIVALS
 from hvd_ray.bench.session import SOURCES, BenchOptions, EngineLoader, Progress, run_bench
@@ -24,6 +23,7 @@ from hvd_ray.home import atomic_path
 from hvd_ray.paper.cycles import cycles_json
 from hvd_ray.paper.replays import replays_json, traces_of
 from hvd_ray.paper.samples import SampleFolder
+from hvd_ray.parts.find import FoundParts, Sources, find_parts
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.pipelines.label import token_classes_of
 from hvd_ray.pipelines.output import claimed

@@ -10,12 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.types import Source
+from hvd_ray.versioned_json import read_versioned
 
 FORMAT_VERSION = 1
 MEASURE = "measure one with `hvd calibrate`"
@@ -74,27 +75,13 @@ def read_costs(path: Path, *, key: CostKey | None = None) -> CostFile:
     Raises:
         UserError: absent, damaged, of another version, or measured for something else.
     """
+    costs = read_versioned(
+        path, CostFile, what="cost table", version=FORMAT_VERSION, remedy=MEASURE
+    )
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no cost table at {path}; {MEASURE}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cost table {path}: cannot be read ({error}); {MEASURE}") from None
-    version = raw.get("format_version") if isinstance(raw, dict) else None
-    if version != FORMAT_VERSION:
-        raise UserError(
-            f"cost table {path}: format version {version!r}, this version reads "
-            f"{FORMAT_VERSION}; {MEASURE}"
-        )
-    try:
-        costs = CostFile.model_validate(raw)
         costs.table()
     except UserError as error:
         raise UserError(f"{path}: {error}; {MEASURE}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"cost table {path}: {where}: {first['msg']}; {MEASURE}") from None
     if key is not None:
         _refuse_foreign(path, costs.key, key)
     return costs

@@ -19,13 +19,14 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_dir
 from hvd_ray.payoff.features import DRAFT_LEN_INDEX, FEATURE_NAMES, FEATURE_VERSION, NUM_FEATURES
 from hvd_ray.payoff.network import Network
 from hvd_ray.types import Float32Array
+from hvd_ray.versioned_json import read_versioned
 
 FORMAT_VERSION = 1
 CARD_FILE = "predictor.json"
@@ -175,28 +176,15 @@ def read_card(folder: Path) -> PredictorCard:
     Raises:
         UserError: there is none, or it cannot be read.
     """
-    path = folder / CARD_FILE
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder}: holds no payoff predictor ({CARD_FILE} is missing); give a folder written "
-            "by `hvd train`"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"predictor {path}: cannot be read ({error}); {TRAIN_AGAIN}") from None
-    version = raw.get("format_version") if isinstance(raw, dict) else None
-    if version != FORMAT_VERSION:
-        raise UserError(
-            f"predictor {path}: format version {version!r}, this version reads {FORMAT_VERSION}; "
-            f"{TRAIN_AGAIN}"
-        )
-    try:
-        return PredictorCard.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"predictor {path}: {where}: {first['msg']}; {TRAIN_AGAIN}") from None
+    return read_versioned(
+        folder / CARD_FILE,
+        PredictorCard,
+        what="predictor",
+        version=FORMAT_VERSION,
+        remedy=TRAIN_AGAIN,
+        absent=f"{folder}: holds no payoff predictor ({CARD_FILE} is missing); give a folder "
+        "written by `hvd train`",
+    )
 
 
 def _check_features(card: PredictorCard, folder: Path) -> None:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from hvd_ray.bench.parts import FoundParts, Sources, find_parts
 from hvd_ray.bench.plan import Sampling
 from hvd_ray.bench.workloads import (
     Prompt,
@@ -25,6 +24,7 @@ from hvd_ray.config import Config
 from hvd_ray.engines.base import EngineCapabilities
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model, tokenizer_sha
+from hvd_ray.parts.find import FoundParts, Sources, find_parts
 from hvd_ray.pipelines.collection import (
     NUM_SHARDS,
     CollectShard,

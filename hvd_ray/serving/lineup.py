@@ -11,13 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hvd_ray.bench.parts import FoundParts, Sources, find_parts
 from hvd_ray.config import Config, PolicyConfig
 from hvd_ray.decode import Decoder
 from hvd_ray.drafting.base import Drafter, ModelDrafter
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import NotSupportedError, UserError
+from hvd_ray.parts.find import FoundParts, Sources, find_parts
 from hvd_ray.payoff.policy import AlwaysCache, AlwaysModel, NeverDraft
 from hvd_ray.serving.calls import Mode
 from hvd_ray.systems import (

@@ -7,9 +7,9 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from hvd_ray.bench.parts import Sources, find_parts
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_model, tokenizer_sha
+from hvd_ray.parts.find import Sources, find_parts
 from hvd_ray.serving.kept import KeptSettings
 from hvd_ray.serving.lineup import Stage, set_stage
 from hvd_ray.serving.replica import Replica

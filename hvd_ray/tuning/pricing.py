@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_ray.bench.costs import find_costs
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
+from hvd_ray.parts.costs import find_costs
 from hvd_ray.payoff.cost import CostTable, PassCost
 from hvd_ray.payoff.cost_file import CostFile, read_costs, write_costs
 from hvd_ray.types import Source

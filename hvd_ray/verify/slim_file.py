@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from hvd_ray.engines.slim import SlimLayers
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
+from hvd_ray.versioned_json import read_versioned
 
 FORMAT_VERSION = 1
 SEARCH = "make one with `hvd slim search`"
@@ -89,25 +90,8 @@ def read_slim(path: Path, *, model: str | None = None) -> SlimFile:
     Raises:
         UserError: absent, damaged, of another version or for another target.
     """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no slim model at {path}; {SEARCH}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"slim model {path}: cannot be read ({error}); {SEARCH}") from None
-    version = raw.get("format_version") if isinstance(raw, dict) else None
-    if version != FORMAT_VERSION:
-        raise UserError(
-            f"slim model {path}: format version {version!r}, this version reads "
-            f"{FORMAT_VERSION}; {SEARCH}"
-        )
-    try:
-        slim = SlimFile.model_validate(raw)
-        _ = slim.layers
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"slim model {path}: {where}: {first['msg']}; {SEARCH}") from None
+    slim = read_versioned(path, SlimFile, what="slim model", version=FORMAT_VERSION, remedy=SEARCH)
+    _ = slim.layers  # refuses what no model has
     if model is not None and slim.model != model:
         raise UserError(
             f"slim model {path}: made for target {slim.model}, here it is {model}; {SEARCH}"

@@ -84,7 +84,7 @@ def _estimator(
         return None, "none"
     if options.payoff == OWN_PAYOFF:
         return CacheOwnEstimator(), "the cache's own estimate"
-    from hvd_ray.bench.payoff import find_payoff
+    from hvd_ray.parts.payoff import find_payoff
     from hvd_ray.text import HFTextCodec
 
     source = find_payoff(config)

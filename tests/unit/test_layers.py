@@ -27,6 +27,7 @@ _NOUNS = {
     "provenance",
     "randomness",
     "shipped",
+    "versioned_json",
 }
 _MODELS = {"targets", "fetch"}
 LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -35,6 +36,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
     ("parts", frozenset({"drafting", "payoff", "verify", "traces", "tracking"})),
     ("decode", frozenset({"decode"})),
     ("systems", frozenset({"systems"})),
+    ("what systems need", frozenset({"parts"})),
     (
         "uses",
         frozenset(

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from hvd_ray.bench import session
-from hvd_ray.bench.parts import Sources
 from hvd_ray.bench.session import BenchOptions, run_bench
 from hvd_ray.config import Config
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.errors import UserError
+from hvd_ray.parts.find import Sources
 from hvd_ray.payoff.cost_file import CostFile, CostKey
 from tests.property.toy_requests import HEADLESS_SYSTEMS
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from hvd_ray.bench.parts import Sources
 from hvd_ray.config import Config
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.errors import UserError
+from hvd_ray.parts.find import Sources
 from hvd_ray.serving.auth import ApiKeys
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.lineup import set_stage

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvd_ray.bench.parts import Sources
-from hvd_ray.bench.payoff import PayoffSource
 from hvd_ray.config import Config
 from hvd_ray.engines.base import Forward, KVCache
 from hvd_ray.engines.toy import ToyEngine
 from hvd_ray.errors import UserError
+from hvd_ray.parts.find import Sources
+from hvd_ray.parts.payoff import PayoffSource
 from hvd_ray.serving.calls import Call, Event, Failure, Opening, Piece
 from hvd_ray.serving.replica import Replica
 from hvd_ray.types import Request, SamplingParams

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ray.bench.costs import break_even, find_costs
-from hvd_ray.bench.payoff import PayoffSource, find_payoff
 from hvd_ray.config import Config, split_system
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import UserError
+from hvd_ray.parts.costs import break_even, find_costs
+from hvd_ray.parts.payoff import PayoffSource, find_payoff
 from hvd_ray.payoff.cost_file import CostFile
 from hvd_ray.systems import (
     HYBRIDS,

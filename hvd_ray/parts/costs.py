@@ -1,0 +1,58 @@
+"""The cost table that holds here: where it lies, and what it says of a slim model."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from hvd_ray.config import Config
+from hvd_ray.fetch import model_fingerprint, resolve_model
+from hvd_ray.home import calibration_dir
+from hvd_ray.payoff.cost_file import CostFile, CostKey, read_costs
+from hvd_ray.provenance import cpu_model
+from hvd_ray.verify.break_even import BLOCK_ROWS, BreakEven
+from hvd_ray.verify.slim_file import SlimFile
+
+
+def cost_key(config: Config) -> CostKey:
+    """What a cost table must have been measured for to hold here. Loads torch."""
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    return CostKey(
+        model=model_fingerprint(resolve_model(config.model).path_or_id),
+        dtype=config.dtype,
+        engine="torch",
+        device=torch.cuda.get_device_name() if has_cuda else cpu_model(),
+        num_threads=config.num_threads or torch.get_num_threads(),
+    )
+
+
+def costs_path(key: CostKey) -> Path:
+    """Where the table for `key` is kept, under HVD_HOME."""
+    digest = hashlib.sha256(key.model_dump_json().encode()).hexdigest()[:16]
+    return calibration_dir() / f"{key.engine}-{key.dtype}-{digest}.json"
+
+
+def find_costs(config: Config) -> CostFile:
+    """The table of `policy.costs`, or this machine's own.
+
+    Raises:
+        UserError: there is none, or it was measured for something else.
+    """
+    key = cost_key(config)
+    given = config.policy.costs
+    return read_costs(Path(given) if given else costs_path(key), key=key)
+
+
+def break_even(costs: CostFile | None, slim: SlimFile, escalated: float | None) -> BreakEven | None:
+    """What is known of a slim model's costs here; None where something was not measured."""
+    if costs is None or costs.slim != slim.key or escalated is None:
+        return None
+    slim_ms, full_ms = (
+        float(np.interp(BLOCK_ROWS, costs.rows, times))
+        for times in (costs.slim_ms, costs.verify_ms)
+    )
+    return BreakEven(slim_ms, full_ms, escalated)
