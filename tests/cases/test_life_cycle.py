@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.types import Draft, Request, SamplingParams
 from tests.cases.decoding import PROMPT, same, warm
@@ -57,8 +58,9 @@ def test_l09_closing_frees_the_draft_trees() -> None:
     generation = cached.decoder.start(Request("gone", PROMPT))
     cached.decoder.step(generation)
     cached.decoder.close(generation)
-    again = cached.decoder.start(Request("gone", PROMPT))  # the id is free again
-    cached.decoder.close(again)
+    drafter = cached.decoder.cache_drafter
+    assert isinstance(drafter, SuffixDrafter)
+    assert not drafter._active
 
 
 @dataclass

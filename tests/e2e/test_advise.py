@@ -5,32 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from hvd_ray import cli
 from hvd_ray.bench.workloads import load_shipped
 from hvd_ray.config import load_config
 from hvd_ray.systems import build_decoder, load_engine
 from hvd_ray.types import Request, SamplingParams
 
 NUM_PROMPTS, MAX_TOKENS = 8, 64
-
-
-@pytest.fixture
-def hvd(hvd_home, tmp_path, monkeypatch, capsys):  # noqa: ARG001
-    """Run `hvd` in an empty folder with an HVD_HOME of its own: (exit code, stdout, stderr)."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            cli.main([str(argument) for argument in arguments])
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def log_of(path, *, num_sessions, repeats):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from hvd_ray.drafting.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from hvd_ray.drafting.eagle3_states import Response, ResponseStates
+from hvd_ray.engines.torch_engine import TorchEngine
 
 SMALL = Eagle3Config(
     hidden_size=32,
@@ -86,3 +89,21 @@ def random_states(
         final_RH=torch.randn(num_rows, config.target_hidden_size, generator=rng),
         greedy_R=torch.randint(config.vocab_size, (num_rows,), generator=rng),
     )
+
+
+def head_of_words(
+    target: TorchEngine, words: Sequence[int], *, layers: tuple[int, ...], **changes: Any
+) -> Eagle3Head:
+    """A random head for a target that may say a few words only, so that it is often right."""
+    config = target.model.config
+    head = random_head(
+        variant=lambda base: replace(
+            base,
+            vocab_size=config.vocab_size,
+            draft_vocab_size=len(words),
+            target_hidden_size=config.hidden_size,
+            aux_layer_ids=layers,
+            **changes,
+        )
+    )
+    return Eagle3Head(head.config, replace(head.weights, draft_to_target_V=torch.tensor(words)))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from hvd_ray.config import Config
 from hvd_ray.context import DecodeContext
@@ -26,7 +25,7 @@ from hvd_ray.traces.replay import ModelDrafts, replay
 from hvd_ray.traces.schema import Trace
 from hvd_ray.types import Completion, Draft, Float32Array, Request, SamplingParams, Source, Step
 
-from .eagle3_heads import random_head
+from .eagle3_heads import head_of_words
 
 LAYERS = (0, 1, 2)
 WORDS = (7, 31, 77)
@@ -67,18 +66,7 @@ def codec(tiny_llama_path: Path) -> HFTextCodec:
 
 @pytest.fixture(scope="module")
 def head(engine: TorchEngine) -> Eagle3Head:
-    config = engine.model.config
-    head = random_head(
-        variant=lambda base: replace(
-            base,
-            vocab_size=config.vocab_size,
-            draft_vocab_size=len(WORDS),
-            target_hidden_size=config.hidden_size,
-            aux_layer_ids=LAYERS,
-            max_position_embeddings=90,
-        )
-    )
-    return Eagle3Head(head.config, replace(head.weights, draft_to_target_V=torch.tensor(WORDS)))
+    return head_of_words(engine, WORDS, layers=LAYERS, max_position_embeddings=90)
 
 
 def _prompt(seed: int, length: int = 12) -> tuple[int, ...]:

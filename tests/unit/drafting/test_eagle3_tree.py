@@ -23,7 +23,7 @@ from hvd_ray.systems import Parts, build_decoder, build_model_drafter
 from hvd_ray.text import HFTextCodec
 from hvd_ray.types import Request, SamplingParams
 
-from .eagle3_heads import random_head
+from .eagle3_heads import head_of_words
 
 LAYERS = (0, 1, 2)
 WORDS = (7, 31, 77, 120)
@@ -44,17 +44,7 @@ def codec(tiny_llama_path: Path) -> HFTextCodec:
 
 @pytest.fixture(scope="module")
 def head(engine: TorchEngine) -> Eagle3Head:
-    config = engine.model.config
-    head = random_head(
-        variant=lambda base: replace(
-            base,
-            vocab_size=config.vocab_size,
-            draft_vocab_size=len(WORDS),
-            target_hidden_size=config.hidden_size,
-            aux_layer_ids=LAYERS,
-        )
-    )
-    return Eagle3Head(head.config, replace(head.weights, draft_to_target_V=torch.tensor(WORDS)))
+    return head_of_words(engine, WORDS, layers=LAYERS)
 
 
 def _rooted(head: Eagle3Head, num_rows: int = 9) -> tuple[Eagle3KV, torch.Tensor, torch.Tensor]:
