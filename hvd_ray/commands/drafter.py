@@ -71,11 +71,20 @@ def collect(
     texts: Annotated[
         Path | None, typer.Option("--texts", help="Add tasks over a collection's articles.")
     ] = None,
+    ask: Annotated[
+        int | None,
+        typer.Option(
+            "--ask", min=1, metavar="N", help="Instead: sample N user turns from the target."
+        ),
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option("--questions", help="Add answers to a collection made by --ask.")
+    ] = None,
     for_test: Annotated[
         bool, typer.Option("--test", help="Test split, greedy: to measure, never to train.")
     ] = False,
     limit: Annotated[int | None, typer.Option("--limit", help="Prompts of each workload.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the own prompts.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of own prompts and sampling.")] = 0,
     max_tokens: Annotated[int, typer.Option("--max-tokens")] = 320,
     max_prompt_tokens: Annotated[int, typer.Option("--max-prompt-tokens")] = 3000,
     batch: Annotated[int, typer.Option("--batch", help="Responses at once.")] = 128,
@@ -85,7 +94,7 @@ def collect(
     Started again it goes on where it was stopped. Responses are cut where they begin to loop.
     """
     from hvd_ray.pipelines.eagle3_collect import collect as run
-    from hvd_ray.pipelines.eagle3_requests import PromptMix, build_requests
+    from hvd_ray.pipelines.eagle3_requests import PromptMix, ask_requests, build_requests
 
     folder = target_folder(target)
     mix = PromptMix(
@@ -94,17 +103,27 @@ def collect(
         split="test" if for_test else "train",
         own_seed=seed if own else None,
         texts=texts,
+        questions=questions,
         limit=limit,
     )
-    requests = build_requests(
-        mix,
-        model=folder,
-        max_tokens=max_tokens,
-        max_prompt_tokens=max_prompt_tokens,
-        is_greedy=for_test,
+    if ask is not None and mix != PromptMix():
+        raise UserError("--ask samples user turns alone: give it a folder and a command of its own")
+    requests = (
+        ask_requests(ask, model=folder, seed=seed)
+        if ask is not None
+        else build_requests(
+            mix,
+            model=folder,
+            max_tokens=max_tokens,
+            max_prompt_tokens=max_prompt_tokens,
+            is_greedy=for_test,
+        )
     )
     if not requests:
-        raise UserError("nothing to collect: name --prompts FILE, --shipped, --own or --texts DIR")
+        raise UserError(
+            "nothing to collect: name --prompts FILE, --shipped, --own, --texts DIR, --ask N or "
+            "--questions DIR"
+        )
     with progress_bar("collecting", total=len(requests)) as (bars, task):
         run(
             requests,
@@ -112,6 +131,7 @@ def collect(
             out=out,
             max_in_flight=batch,
             max_model_len=max_prompt_tokens + max_tokens,
+            seed=seed,
             on_rows=lambda num_rows, _num_tokens: bars.advance(task, num_rows),
         )
 

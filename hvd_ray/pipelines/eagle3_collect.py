@@ -52,7 +52,7 @@ def set_fast_cpu_defaults() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def start_engine(model: Path, *, max_num_seqs: int, max_model_len: int) -> Any:
+def start_engine(model: Path, *, max_num_seqs: int, max_model_len: int, seed: int = 0) -> Any:
     """vLLM's engine in this process, tuned for throughput on a CPU."""
     set_fast_cpu_defaults()
     from vllm import LLM
@@ -62,6 +62,7 @@ def start_engine(model: Path, *, max_num_seqs: int, max_model_len: int) -> Any:
         dtype="bfloat16",
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
+        seed=seed,
         enforce_eager=True,
         distributed_executor_backend="uni",
         disable_log_stats=True,
@@ -192,10 +193,12 @@ def collect(
     max_in_flight: int = 128,
     max_model_len: int = 4096,
     rows_per_shard: int = 128,
+    seed: int = 0,
     on_rows: Callable[[int, int], None] = _ignore,
 ) -> None:
     """Sample every request that `out` does not hold yet.
 
+    `seed` is the engine's; with another the same requests get other samples.
     `on_rows(num_rows, num_tokens)` is called with each shard's size once it is on disk.
     """
     ensure_dir(out)
@@ -203,7 +206,7 @@ def collect(
     todo = [request for request in requests if request.request_id not in done]
     if not todo:
         return
-    engine = start_engine(model, max_num_seqs=max_in_flight, max_model_len=max_model_len)
+    engine = start_engine(model, max_num_seqs=max_in_flight, max_model_len=max_model_len, seed=seed)
     pending: list[CollectedRow] = []
     for row in generate(engine, todo, max_in_flight=max_in_flight):
         pending.append(row)

@@ -1,7 +1,15 @@
-"""Which responses to collect for drafter training: prompt files, own prompts, tasks over texts."""
+"""Which responses to collect for drafter training: prompt files, own prompts, tasks over texts.
+
+A model tuned on conversations also writes the user's side of them: sampled from where a user's
+turn begins, it asks what it was tuned to answer (Magpie, arXiv 2406.08464). `ask_requests` samples
+such questions, and `PromptMix.questions` has them answered. They vary more than any list of ours,
+and no outside text is needed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +29,11 @@ LONG_PROMPT_TOKENS = 1200
 LONG_TEMPERATURES = (0.0, 0.7)
 TEXT_WORKLOAD = "own_article"
 """Answers to these own prompts are texts that further tasks can be about."""
+ASK_WORKLOAD = "own_ask"
+"""Responses of this workload are user turns, written by the target."""
+ANSWER_WORKLOAD = "own_asked"
+MAX_QUESTION_TOKENS = 256
+MIN_QUESTION_CHARS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +48,8 @@ class PromptMix:
     own_seed: int | None = None
     texts: Path | None = None
     """A collection whose articles become summaries, questions and edits."""
+    questions: Path | None = None
+    """A collection of user turns that the target wrote (`ask_requests`), to be answered."""
     limit: int | None = None
     """Prompts of each workload of files, at the most."""
 
@@ -79,6 +94,34 @@ def build_requests(
     ]
 
 
+def ask_requests(num_questions: int, *, model: Path, seed: int) -> list[CollectRequest]:
+    """User turns to sample from the target itself at temperature 1.
+
+    Raises:
+        UserError: the model's tokenizer cannot be read.
+    """
+    opening = _user_turn_opening(HFTextCodec(model))
+    return [
+        CollectRequest(
+            request_id=f"{ASK_WORKLOAD}/{seed}-{index}",
+            prompt_id=f"{ASK_WORKLOAD}/{seed}-{index}",
+            family="chat",
+            workload=ASK_WORKLOAD,
+            prompt_token_ids=opening,
+            temperature=1.0,
+            max_tokens=MAX_QUESTION_TOKENS,
+        )
+        for index in range(num_questions)
+    ]
+
+
+def _user_turn_opening(codec: HFTextCodec) -> tuple[int, ...]:
+    """What a chat begins with, up to the user's first word: what two chats have in common."""
+    chats = (codec.encode_chat([{"role": "user", "content": text}]) for text in ("a", "7 Zebras"))
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*chats, strict=False))
+    return tuple(token for token, _same in pairs)
+
+
 def _from_files(mix: PromptMix, codec: HFTextCodec) -> Iterator[_Asked]:
     prompts = load_prompts(mix.files).prompts if mix.files else ()
     if mix.with_shipped:
@@ -111,6 +154,8 @@ def _from_own(mix: PromptMix, codec: HFTextCodec) -> Iterator[_Asked]:
         prompts += own_prompts(mix.own_seed)
     if mix.texts is not None:
         prompts += second_stage_prompts(_texts(mix.texts, codec), seed=mix.own_seed or 0)
+    if mix.questions is not None:
+        prompts += _from_questions(mix.questions, codec)
     for prompt in prompts:
         token_ids = tuple(codec.encode_chat(prompt.messages))
         yield _Asked(
@@ -127,4 +172,24 @@ def _texts(folder: Path, codec: HFTextCodec, *, min_tokens: int = 80) -> Sequenc
         if each.workload == TEXT_WORKLOAD
         and not each.is_held_out
         and len(each.output_token_ids) >= min_tokens
+    ]
+
+
+def _from_questions(folder: Path, codec: HFTextCodec) -> list[OwnPrompt]:
+    """Complete questions, each once; named by their text, so that asking more renames none."""
+    texts = dict.fromkeys(
+        codec.decode([token for token in row.output_token_ids if token > 2]).strip()
+        for shard in sorted(folder.glob("part-*.parquet"))
+        for row in read_responses(shard, max_prompt_tokens=4096)
+        if row.workload == ASK_WORKLOAD and len(row.output_token_ids) < MAX_QUESTION_TOKENS
+    )
+    return [
+        OwnPrompt(
+            prompt_id=f"{ANSWER_WORKLOAD}/{hashlib.sha256(text.encode()).hexdigest()[:16]}",
+            family="chat",
+            workload=ANSWER_WORKLOAD,
+            messages=({"role": "user", "content": text},),
+        )
+        for text in texts
+        if len(text) >= MIN_QUESTION_CHARS
     ]
