@@ -8,6 +8,7 @@ target runs. Shapes: B requests decided for in one step, F features.
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -43,6 +44,8 @@ DEFINITIONS = {
     "lookup_us": "median time of one look-up in the request's own and the shared suffix tree.",
     "features_us": "median time to write one draft's features.",
     "predictor_us": "median time to judge one draft from its features.",
+    "predictor_batch_us": "median time to judge so many drafts from their features in one call, as "
+    "the joint policy asks.",
     "observe_us": "median time to add one committed token to history and cache.",
     "label_positions_per_second_per_core": "positions labelled by replay, features included.",
 }
@@ -108,7 +111,8 @@ def _summary(clock: _Clock) -> dict[str, Any]:
     for name in ("lookup", "features", "predictor", "observe"):
         figures[f"{name}_us"] = clock.us(name)
         figures[f"{name}_p99_us"] = clock.us(name, 99)
-    return figures
+    judged = {str(size): clock.us(f"predictor {size}") for size in BATCH_SIZES}
+    return {**figures, "predictor_batch_us": judged}
 
 
 def _time_steps(
@@ -140,16 +144,22 @@ def _time_parts(
     clock: _Clock,
     num_decisions: int,
 ) -> None:
-    """Time the parts one by one; features and predictor where there is a draft."""
+    """Time the parts one by one, features and predictor where there is a draft; then batches."""
     walks = _Walks(traces, config)
     features_1F: Float32Array = np.zeros((1, NUM_FEATURES), dtype=np.float32)
+    features: deque[Float32Array] = deque(maxlen=max(BATCH_SIZES))
     for _ in range(clock.num_skipped + num_decisions):
         (walk,) = walks.next_batch(1)
         draft = clock.time("lookup", walk.look_up)
         if draft.token_ids:
             clock.time("features", extractor.write, draft, walk.context, features_1F[0])
             clock.time("predictor", predictor.predict, features_1F)
+            features.append(features_1F[0].copy())
         clock.time("observe", walks.advance, [walk])
+    for size in BATCH_SIZES:
+        features_BF = np.resize(np.array(features), (size, NUM_FEATURES))
+        for _ in range(clock.num_skipped + MIN_STEPS):
+            clock.time(f"predictor {size}", predictor.predict, features_BF)
 
 
 class _Walks:

@@ -288,10 +288,18 @@ def _answer_micro(figures: dict[str, Any], *, as_json: bool, out: Path | None) -
     if as_json:
         print(text)
         return
-    for name in ("decision", "decision_p99", "lookup", "features", "predictor", "observe"):
-        print(f"{name:14} {_in_us(figures[f'{name}_us'])}")
-    print(f"labelling      {figures['label_positions_per_second_per_core']:,} positions/s a core")
-    print(f"predictor      {figures['provenance']['predictor']}")
+    for name in (
+        "decision",
+        "decision_p99",
+        "lookup",
+        "features",
+        "predictor",
+        "predictor_batch",
+        "observe",
+    ):
+        print(f"{name:15} {_in_us(figures[f'{name}_us'])}")
+    print(f"labelling       {figures['label_positions_per_second_per_core']:,} positions/s a core")
+    print(f"predictor       {figures['provenance']['predictor']}")
     if out is not None:
         print(f"written: {out}")
 

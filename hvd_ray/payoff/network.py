@@ -1,6 +1,6 @@
 """The small network behind a predictor: its weights and their checks.
 
-Shapes: F features, I inputs and O outputs of a layer.
+Shapes: F features, I inputs and O outputs of a layer, G groups that a layer falls into.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from hvd_ray.errors import UserError
 from hvd_ray.types import Float32Array
 
 Layer = tuple[Float32Array, Float32Array]
-"""`weight_IO` and `bias_O`; the standardisation of the features is folded into the first."""
+"""`weight_IO` and `bias_O`; the standardisation of the features is folded into the first.
+
+A layer behind the first whose weight has I / G rows falls into G groups: the g-th part of its
+outputs reads the g-th part of its inputs alone, as in networks that stand side by side.
+"""
 
 
 class Network:
@@ -39,7 +43,16 @@ class Network:
         widths = [len(low_F), *(len(bias_O) for _, bias_O in self.layers)]
         self.widths = np.array(widths, dtype=np.int64)
         """Number of features, then of each layer's outputs."""
-        self.params = np.concatenate([part.ravel() for layer in self.layers for part in layer])
+        num_inputs = [len(weight_IO) for weight_IO, _ in self.layers]
+        self.groups = self.widths[:-1] // np.array(num_inputs, dtype=np.int64)
+        """Into how many groups each layer falls."""
+        self.params = np.concatenate(
+            [
+                part.ravel()
+                for layer, num_groups in zip(self.layers, self.groups.tolist(), strict=True)
+                for part in _by_group(layer, num_groups)
+            ]
+        )
         """All weights in one piece of memory, as the compiled pass reads them."""
 
     @property
@@ -80,8 +93,10 @@ class Network:
         _require_shape("low_F", self.low_F, (width,))
         _require_shape("high_F", self.high_F, (width,))
         for index, (weight_IO, bias_O) in enumerate(self.layers):
-            num_out = weight_IO.shape[1] if weight_IO.ndim == 2 else -1
-            _require_shape(f"layers.{index}.weight_IO", weight_IO, (width, num_out))
+            num_in, num_out = weight_IO.shape if weight_IO.ndim == 2 else (width, -1)
+            if index == 0 or num_in == 0 or width % num_in or num_out % (width // num_in):
+                num_in = width
+            _require_shape(f"layers.{index}.weight_IO", weight_IO, (num_in, num_out))
             _require_shape(f"layers.{index}.bias_O", bias_O, (num_out,))
             width = num_out
         for name, values in self.tensors().items():
@@ -107,26 +122,25 @@ def folded(
 def joined(members: Sequence[Sequence[Layer]]) -> list[Layer]:
     """One network whose outputs are the mean of its members', which have the same shapes.
 
-    Hidden layers stand side by side, with zeros between members.
+    Hidden layers stand side by side, in groups behind the first.
     """
     if len(members) == 1:
         return list(members[0])
     layers = list(zip(*members, strict=True))
     first, *hidden, last = layers
     share = np.float32(1 / len(members))
-    return [
-        (np.concatenate([w for w, _ in first], axis=1), np.concatenate([b for _, b in first])),
-        *((_block_diagonal([w for w, _ in h]), np.concatenate([b for _, b in h])) for h in hidden),
-        (np.concatenate([w for w, _ in last]) * share, sum(b for _, b in last) * share),
+    side_by_side = [
+        (np.concatenate([w for w, _ in h], axis=1), np.concatenate([b for _, b in h]))
+        for h in (first, *hidden)
     ]
+    mean = (np.concatenate([w for w, _ in last]) * share, sum(b for _, b in last) * share)
+    return [*side_by_side, mean]
 
 
-def _block_diagonal(blocks: Sequence[Float32Array]) -> Float32Array:
-    num_in, num_out = blocks[0].shape
-    whole = np.zeros((len(blocks) * num_in, len(blocks) * num_out), dtype=np.float32)
-    for i, block in enumerate(blocks):
-        whole[i * num_in : (i + 1) * num_in, i * num_out : (i + 1) * num_out] = block
-    return whole
+def _by_group(layer: Layer, num_groups: int) -> list[Float32Array]:
+    """Weight and bias of each group in turn."""
+    weights, biases = (np.split(part, num_groups, axis=-1) for part in layer)
+    return [part for group in zip(weights, biases, strict=True) for part in group]
 
 
 def _require_shape(name: str, values: Float32Array, shape: tuple[int, ...]) -> None:

@@ -28,14 +28,17 @@ def judge(
     high_F: Any,
     params: Any,
     widths: Any,
+    groups: Any,
     draft_len_index: int,
     survival_BK: Any,
     expected_B: Any,
 ) -> None:
     """Fill `expected_B` and, where it has columns, `survival_BK`.
 
-    `params` holds weight_IO and bias_O of every layer, one after the other; `widths` the number
-    of features and of the outputs of each layer. Features are clipped to [low_F, high_F].
+    `params` holds weight_IO and bias_O of every group of every layer, one after the other;
+    `widths` the number of features and of the outputs of each layer; `groups` into how many equal
+    parts each layer falls, each part reading its own part of the inputs. Features are clipped to
+    [low_F, high_F].
     """
     a_RI = np.empty((ROWS, widths.max()), dtype=np.float32)
     b_RI = np.empty((ROWS, widths.max()), dtype=np.float32)
@@ -46,12 +49,14 @@ def judge(
                 a_RI[r, i] = min(max(features_BF[start + r, i], low_F[i]), high_F[i])
         at = 0
         for layer in range(len(widths) - 1):
-            num_in, num_out = widths[layer], widths[layer + 1]
-            weight_IO = params[at : at + num_in * num_out].reshape(num_in, num_out)
-            bias_O = params[at + num_in * num_out : at + (num_in + 1) * num_out]
-            at += (num_in + 1) * num_out
+            num_in, num_out = widths[layer] // groups[layer], widths[layer + 1] // groups[layer]
             is_hidden = layer < len(widths) - 2
-            _dense(a_RI, num_rows, weight_IO, bias_O, is_hidden, b_RI)
+            for group in range(groups[layer]):
+                weight_IO = params[at : at + num_in * num_out].reshape(num_in, num_out)
+                bias_O = params[at + num_in * num_out : at + (num_in + 1) * num_out]
+                at += (num_in + 1) * num_out
+                start_in, start_out = group * num_in, group * num_out
+                _dense(a_RI, start_in, num_rows, weight_IO, bias_O, is_hidden, b_RI, start_out)
             a_RI, b_RI = b_RI, a_RI
         for r in range(num_rows):
             draft_len = features_BF[start + r, draft_len_index]
@@ -80,21 +85,39 @@ def _chain(logits_K: Any, draft_len: float, survival_K: Any) -> float:
 
 @compiled
 def _dense(
-    x_RI: Any, num_rows: int, weight_IO: Any, bias_O: Any, is_hidden: bool, y_RO: Any
+    x_RI: Any,
+    start_in: int,
+    num_rows: int,
+    weight_IO: Any,
+    bias_O: Any,
+    is_hidden: bool,
+    y_RO: Any,
+    start_out: int,
 ) -> None:
-    """`x @ weight + bias`, with a ReLU behind hidden layers."""
-    num_out = weight_IO.shape[1]
-    if num_out == 1:
+    """`x @ weight + bias` from and to a stretch of each row, with a ReLU behind hidden layers."""
+    end_in, end_out = start_in + weight_IO.shape[0], start_out + weight_IO.shape[1]
+    if weight_IO.shape[1] == 1:
         for r in range(num_rows):
-            y_RO[r, 0] = _dot(x_RI[r], weight_IO[:, 0]) + bias_O[0]
+            y_RO[r, start_out] = _dot(x_RI[r, start_in:end_in], weight_IO[:, 0]) + bias_O[0]
     elif num_rows == ROWS:
-        _four_rows(x_RI, weight_IO, bias_O, y_RO)
+        _four_rows(
+            x_RI[0, start_in:end_in],
+            x_RI[1, start_in:end_in],
+            x_RI[2, start_in:end_in],
+            x_RI[3, start_in:end_in],
+            weight_IO,
+            bias_O,
+            y_RO[0, start_out:end_out],
+            y_RO[1, start_out:end_out],
+            y_RO[2, start_out:end_out],
+            y_RO[3, start_out:end_out],
+        )
     else:
         for r in range(num_rows):
-            _one_row(x_RI[r], weight_IO, bias_O, y_RO[r])
+            _one_row(x_RI[r, start_in:end_in], weight_IO, bias_O, y_RO[r, start_out:end_out])
     if is_hidden:
         for r in range(num_rows):
-            for o in range(num_out):
+            for o in range(start_out, end_out):
                 y_RO[r, o] = max(y_RO[r, o], np.float32(0.0))
 
 
@@ -118,11 +141,20 @@ def _one_row(x_I: Any, weight_IO: Any, bias_O: Any, y_O: Any) -> None:
 
 
 @compiled
-def _four_rows(x_RI: Any, weight_IO: Any, bias_O: Any, y_RO: Any) -> None:
-    """`_one_row` for four rows, in the same order of additions."""
+def _four_rows(
+    a: Any,
+    b: Any,
+    c: Any,
+    d: Any,
+    weight_IO: Any,
+    bias_O: Any,
+    y: Any,
+    z: Any,
+    u: Any,
+    v: Any,
+) -> None:
+    """`_one_row` from four rows a to d into y to v, in the same order of additions."""
     num_in, num_out = weight_IO.shape
-    a, b, c, d = x_RI[0], x_RI[1], x_RI[2], x_RI[3]
-    y, z, u, v = y_RO[0], y_RO[1], y_RO[2], y_RO[3]
     for o in range(num_out):
         y[o], z[o], u[o], v[o] = bias_O[o], bias_O[o], bias_O[o], bias_O[o]
     i = 0

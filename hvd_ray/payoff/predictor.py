@@ -116,6 +116,7 @@ class MlpPredictor:
             self.network.high_F,
             self.network.params,
             self.network.widths,
+            self.network.groups,
             DRAFT_LEN_INDEX,
             survival_BK,
             expected_B,

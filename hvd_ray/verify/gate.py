@@ -187,6 +187,7 @@ class LearnedGate:
             network.high_F,
             network.params,
             network.widths,
+            network.groups,
             FEATURE_NAMES.index("draft_len"),
             chosen_K1,
             unused_K,

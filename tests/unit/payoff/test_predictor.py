@@ -63,6 +63,32 @@ def test_survival_agrees_with_torch(hidden: tuple[int, ...]) -> None:
     np.testing.assert_allclose(found.expected_B, survival_BK.sum(1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_groups", [2, 3])
+def test_groups_say_what_zeros_between_them_would(kind: Kind, num_groups: int) -> None:
+    predictor = random_predictor(kind, hidden=(12, 24, 18), seed=4)
+    layers = list(predictor.network.layers)
+    for index in (1, 2):
+        blocks = np.split(layers[index][0], num_groups, axis=0)
+        parts = [np.split(b, num_groups, axis=1)[g] for g, b in enumerate(blocks)]
+        layers[index] = (np.concatenate(parts, axis=1), layers[index][1])
+    bounds = {"low_F": predictor.network.low_F, "high_F": predictor.network.high_F}
+    grouped = MlpPredictor(Network(layers, **bounds), predictor.card)
+    for index in (1, 2):
+        whole_IO = np.zeros_like(predictor.network.layers[index][0])
+        num_in, num_out = (n // num_groups for n in whole_IO.shape)
+        for g in range(num_groups):
+            columns = slice(g * num_out, (g + 1) * num_out)
+            whole_IO[g * num_in : (g + 1) * num_in, columns] = layers[index][0][:, columns]
+        layers[index] = (whole_IO, layers[index][1])
+    whole = MlpPredictor(Network(layers, **bounds), predictor.card)
+    assert grouped.network.groups.tolist() == [1, num_groups, num_groups, 1]
+    for num_rows in (1, 4, 7):
+        features_BF = random_features(num_rows)
+        found, expected = grouped.predict(features_BF), whole.predict(features_BF)
+        np.testing.assert_allclose(found.expected_B, expected.expected_B, rtol=1e-6)
+
+
 def test_survival_never_rises() -> None:
     found = random_predictor("survival").predict(random_features(200, seed=3))
     assert found.survival_BK is not None

@@ -109,20 +109,20 @@ def test_several_members_are_kept_as_their_mean(labels: Labels) -> None:
     settings = TrainingSettings(kind="mlp", epochs=2, hidden=(8, 8), members=3)
     network = train_predictor(labels, settings).predictor.network
     assert network.widths.tolist() == [len(FEATURE_NAMES), 24, 24, 1]
-    middle_IO = network.layers[1][0]
-    assert np.count_nonzero(middle_IO[:8, 8:]) == np.count_nonzero(middle_IO[8:16, :8]) == 0
+    (first_IO, first_O), (middle_IO, middle_O), (last_IO, _) = network.layers
+    assert (network.groups.tolist(), middle_IO.shape) == ([1, 3, 1], (8, 24))
     features_F = label_features()[0]
     x = np.clip(features_F, network.low_F, network.high_F)
-    first = np.maximum(x @ network.layers[0][0] + network.layers[0][1], 0)
+    first = np.maximum(x @ first_IO + first_O, 0)
+    members = [slice(i, i + 8) for i in (0, 8, 16)]
     means = [
-        np.maximum(
-            first[i : i + 8] @ middle_IO[i : i + 8, i : i + 8] + network.layers[1][1][i : i + 8], 0
-        )
-        @ (3 * network.layers[2][0][i : i + 8, 0])
-        for i in (0, 8, 16)
+        np.maximum(first[m] @ middle_IO[:, m] + middle_O[m], 0) @ (3 * last_IO[m, 0])
+        for m in members
     ]
-    whole = first @ middle_IO + network.layers[1][1]
-    together = np.maximum(whole, 0) @ network.layers[2][0][:, 0]
+    whole_IO = np.zeros((24, 24), dtype=np.float32)
+    for m in members:
+        whole_IO[m, m] = middle_IO[:, m]
+    together = np.maximum(first @ whole_IO + middle_O, 0) @ last_IO[:, 0]
     assert np.mean(means) == pytest.approx(together, rel=1e-4)
 
 
