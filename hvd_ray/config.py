@@ -173,6 +173,8 @@ class Config(_Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
 
 
+Tree = TypeVar("Tree", bound=Config)
+
 _NOT_YAML = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
 """What the YAML reader raises for hostile text: bad dates and tags, nesting without end."""
 
@@ -233,8 +235,20 @@ def load_config(
     Warns:
         UserWarning: a setting was given that no policy uses that will run.
     """
+    return load_config_as(Config, path, overrides, policies=policies)
+
+
+def load_config_as(
+    model: type[Tree],
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    policies: Collection[str] | None = None,
+    where: str = LISTED_IN,
+) -> Tree:
+    """`load_config` for a tree with sections of a command's own; `where` says what lists them."""
     tree = read_settings(path, overrides)
-    config = validated(Config, tree)
+    config = validated(model, tree, where=where)
     _warn_of_idle_settings(tree, config, policies)
     return config
 
@@ -314,7 +328,7 @@ def _warn_of_idle_settings(
     reason = name + full if policies is None else ", ".join(policies)
     for key in idle:
         message = f"setting {key} has no effect with {reason}"
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _is_given(tree: dict[str, Any], key: str) -> bool:

@@ -167,7 +167,8 @@ def measure_label(traces: Path, out: Path, *, workers: int) -> Run:
 
 def measure_train(labels: Path) -> Run:
     """As `hvd train` does it, registering left out."""
-    from hvd_ray.payoff.training import TrainingSettings, train_predictor
+    from hvd_ray.payoff.training import train_predictor
+    from hvd_ray.payoff.training_settings import TrainingSettings
 
     with timed() as run:
         table = read_labels(labels, feature_names=FEATURE_NAMES, feature_version=FEATURE_VERSION)

@@ -157,7 +157,8 @@ def _learned(
     traffic: Traffic,
 ) -> KnownPayoff:
     from hvd_ray.payoff.dataset import read_labels_table
-    from hvd_ray.payoff.training import TrainingSettings, train_predictor
+    from hvd_ray.payoff.training import train_predictor
+    from hvd_ray.payoff.training_settings import TrainingSettings
 
     labels = read_labels_table(walked.labels)
     settings = TrainingSettings(kind="survival", seed=config.seed, tau=config.policy.tau)

@@ -167,7 +167,7 @@ def _draw_sweep(folder: Path, *, as_json: bool) -> None:
 def _transfer(labels: Path, traces: Path | None, out: Path | None, *, as_json: bool) -> None:
     from hvd_ray.commands.traces_progress import shown_progress
     from hvd_ray.paper.transfer import read_groups, transfer_json, transfer_markdown, transfer_table
-    from hvd_ray.payoff.training import TrainingSettings
+    from hvd_ray.payoff.training_settings import TrainingSettings
     from hvd_ray.provenance import provenance
 
     found, groups = read_groups(labels, traces)

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hvd_ray.commands.train_labels import noted, read_labels_dir
 from hvd_ray.errors import UserError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from hvd_ray.config import Config
-    from hvd_ray.payoff.dataset import Labels
     from hvd_ray.payoff.quality import QualityRow
-    from hvd_ray.payoff.training import TrainedPredictor, TrainingSettings
+    from hvd_ray.payoff.training import TrainedPredictor
+    from hvd_ray.payoff.training_settings import TrainConfig, TrainingSettings
     from hvd_ray.tracking import RegisteredPredictor, Tracker
 
 EXAMPLE = "Example: `hvd train labels --kind mlp --epochs 20`"
@@ -32,11 +33,14 @@ def register(app: typer.Typer) -> None:
 
 def train(
     labels: Annotated[
-        Path, typer.Argument(metavar="LABELS_DIR", help="What `hvd traces label` has written.")
+        Path,
+        typer.Argument(
+            metavar="LABELS_DIR", help="What `hvd traces label` has written, or folders of it."
+        ),
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="E.g. seed=7, tracking.uri=none."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="E.g. seed=7, train.batch_size=2048."),
     ] = None,
     kind: Annotated[
         str, typer.Option(help="mlp: the expected accepted length; survival: P(accepted >= k).")
@@ -69,12 +73,19 @@ def train(
     """Train a payoff predictor, judge it on held-out sessions and register it.
 
     The first predictor of a model becomes its champion, which everything uses; later ones are
-    challengers.
+    challengers. What `hvd tune` searches can be set here: train.depth, train.width,
+    train.learning_rate, train.batch_size, train.without (feature groups joined by `+`), beside
+    train.members (networks of which the mean is kept), train.dropout and train.weight_decay.
+    Default: as suits the kind.
     """
-    from hvd_ray.config import load_config
+    from hvd_ray.config import load_config_as
     from hvd_ray.payoff.predictor import check_replaceable
+    from hvd_ray.payoff.training_settings import LISTED_IN, TrainConfig
 
-    loaded = _for_model_of(labels, load_config(config, settings or (), policies=["hvd_tau"]))
+    given = load_config_as(
+        TrainConfig, config, settings or (), policies=["hvd_tau"], where=LISTED_IN
+    )
+    loaded = _for_model_of(labels, given)
     training = _training_settings(kind, epochs, tau, loaded)
     if ablate:
         from hvd_ray.commands.train_ablation import show_ablation
@@ -118,7 +129,7 @@ def _train(
                 data,
                 settings,
                 model=config.model,
-                tokenizer_sha=_noted(labels).get("tokenizer_sha"),
+                tokenizer_sha=noted(labels).get("tokenizer_sha"),
                 provenance=about,
                 log_metrics=_to_both(tracker.log_metrics, progress.advance),
             )
@@ -143,46 +154,26 @@ def _train(
 # -- what it starts from -----------------------------------------------------------------------
 
 
-def _training_settings(kind: str, epochs: int, tau: str | None, config: Config) -> TrainingSettings:
-    from hvd_ray.payoff.training import SHAPES, TrainingSettings
-
+def _training_settings(
+    kind: str, epochs: int, tau: str | None, config: TrainConfig
+) -> TrainingSettings:
     try:
         threshold = config.policy.tau if tau is None else float(tau)
     except ValueError:
         raise UserError(f"--tau {tau!r}: expected a number of tokens, e.g. --tau 6") from None
-    return TrainingSettings(
-        kind=kind,  # type: ignore[arg-type]  # checked there
+    return config.train.settings(
+        kind,  # type: ignore[arg-type]  # checked there
         epochs=epochs,
         seed=config.seed,
         tau=threshold,
-        **SHAPES.get(kind, {}),
     )
 
 
-def read_labels_dir(labels: Path) -> Labels:
-    from hvd_ray.payoff.dataset import read_labels_table
-    from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
-    from hvd_ray.traces.store import read_labels
-
-    if not labels.exists():
-        raise UserError(f"{labels}: no such folder; make labels with `hvd traces label TRACES_DIR`")
-    table = read_labels(labels, feature_names=FEATURE_NAMES, feature_version=FEATURE_VERSION)
-    return read_labels_table(table)
-
-
-def _noted(labels: Path) -> Mapping[str, Any]:
-    """What the labelling run wrote down of the model and its tokenizer; empty without a note."""
-    from hvd_ray.pipelines.output import read_manifest
-
-    manifest = read_manifest(labels) or {}
-    return {**manifest.get("settings", {}), **{k: v for k, v in manifest.items() if k == "model"}}
-
-
-def _for_model_of(labels: Path, config: Config) -> Config:
+def _for_model_of(labels: Path, config: TrainConfig) -> TrainConfig:
     """The predictor belongs to the model whose traces were labelled, unless told otherwise."""
     from hvd_ray.config import DEFAULT_MODEL
 
-    model = _noted(labels).get("model")
+    model = noted(labels).get("model")
     if model and config.model == DEFAULT_MODEL:
         return config.model_copy(update={"model": model})
     return config

@@ -12,7 +12,7 @@ from hvd_ray.errors import UserError
 
 if TYPE_CHECKING:
     from hvd_ray.config import Config
-    from hvd_ray.payoff.training import TrainingSettings
+    from hvd_ray.payoff.training_settings import TrainingSettings
     from hvd_ray.tuning.ablation import AblationRow, ReplayJudge
 
 FIGURES = ("precision", "recall", "precision_at_recall", "average_precision", "speed")
@@ -33,7 +33,7 @@ def show_ablation(
     Raises:
         UserError: bad labels, traces of other labels, costs without traces.
     """
-    from hvd_ray.commands.train import read_labels_dir
+    from hvd_ray.commands.train_labels import read_labels_dir
     from hvd_ray.tuning.ablation import ablate
 
     if costs is not None and traces is None:

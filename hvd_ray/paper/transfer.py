@@ -17,7 +17,8 @@ from hvd_ray.pages.document import Markup, document, section, table
 from hvd_ray.payoff.dataset import Labels, LabelSet, read_labels_table
 from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION, SCORE_INDEX
 from hvd_ray.payoff.quality import quality
-from hvd_ray.payoff.training import TrainingSettings, train_predictor
+from hvd_ray.payoff.training import train_predictor
+from hvd_ray.payoff.training_settings import TrainingSettings
 from hvd_ray.traces.store import read_labels, read_traces
 
 EVERYTHING = "all"

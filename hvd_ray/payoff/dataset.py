@@ -6,7 +6,8 @@ test are told apart by the `split` column, which goes by session. Shapes: N posi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,18 @@ class LabelSet:
             self.workload_N[mask_N],
             self.is_visited_N[mask_N],
         )
+
+    def without(self, columns: Sequence[int]) -> LabelSet:
+        """These positions with features that are constant in some columns.
+
+        A predictor clips features to the range that training saw, so whatever it is asked later,
+        it reads the same constant there.
+        """
+        if not columns:
+            return self
+        features_NF = np.array(self.features_NF)
+        features_NF[:, list(columns)] = 0.0
+        return replace(self, features_NF=features_NF)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

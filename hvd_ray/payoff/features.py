@@ -102,6 +102,23 @@ NUM_FEATURES = len(FEATURE_NAMES)
 DRAFT_LEN_INDEX = FEATURE_NAMES.index("cache_draft_len")
 SCORE_INDEX = FEATURE_NAMES.index("cache_score")
 
+NOTHING = "nothing"
+"""In place of groups to leave out: every feature is used."""
+
+
+def hidden_features(without: str) -> tuple[int, ...]:
+    """Indices of the features in the groups joined by `+` in `without`; none for `nothing`.
+
+    Raises:
+        ValueError: an unknown group.
+    """
+    groups = () if without == NOTHING else tuple(without.split("+"))
+    if unknown := sorted(set(groups) - set(FEATURE_GROUPS)):
+        known = ", ".join(FEATURE_GROUPS)
+        raise ValueError(f"{unknown[0]!r} is no feature group; there are {known}")
+    names = {name for group in groups for name in FEATURE_GROUPS[group]}
+    return tuple(i for i, name in enumerate(FEATURE_NAMES) if name in names)
+
 
 class FeatureExtractor:
     """Turns a draft and its context into `FEATURE_NAMES`, one extractor for each thread.

@@ -1,32 +1,28 @@
 """Learns a payoff predictor from labelled positions.
 
-The settings are the paper's (2606.01019): two hidden layers of 256, ReLU, Adam at 1e-3, 20 epochs,
-batches of 65,536, seed 42; `mlp` minimises the squared error of the accepted length. `survival`
-minimises the cross-entropy of the conditional acceptances P(accepted >= k | accepted >= k-1).
-Dropout and decoupled weight decay are ours: a few dozen sessions are soon learnt by heart.
+`mlp` minimises the squared error of the accepted length, `survival` the cross-entropy of the
+conditional acceptances P(accepted >= k | accepted >= k-1).
 Shapes: N positions, B batch, F features, K longest draft of a survival head.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ray.errors import UserError
 from hvd_ray.payoff.dataset import Labels, LabelSet
-from hvd_ray.payoff.features import NUM_FEATURES
+from hvd_ray.payoff.features import NUM_FEATURES, hidden_features
 from hvd_ray.payoff.network import Layer, Network, folded, joined
-from hvd_ray.payoff.predictor import KINDS, Kind, MlpPredictor, PredictorCard
+from hvd_ray.payoff.predictor import MlpPredictor, PredictorCard
 from hvd_ray.payoff.quality import QualityRow, judged
+from hvd_ray.payoff.training_settings import TrainingSettings
 from hvd_ray.types import Float32Array
 
 if TYPE_CHECKING:
@@ -35,9 +31,6 @@ if TYPE_CHECKING:
 NUM_SURVIVAL = 64
 """The longest draft that a survival head knows, in tokens (papers: drafts of at most 64)."""
 
-MIN_STEPS_PER_EPOCH = 64
-"""The paper's batch supposes millions of positions; with fewer the batch shrinks to keep these."""
-MIN_BATCH = 64
 ONE_THREAD_BATCH = 4096
 """Up to this batch a step is too short to share: on busy cores two threads took 12 times as long
 as one, waiting for each other; and the weights do not depend on how many there are."""
@@ -45,70 +38,11 @@ as one, waiting for each other; and the weights do not depend on how many there 
 CLIP = 6.0
 """Spreads from the mean beyond which a feature says no more."""
 
-SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "mlp": {"hidden": (256, 256), "members": 1},
-        "survival": {"hidden": (128, 128), "members": 3},
-    }
-)
-"""What `hvd train` trains: the paper's network, and for the curve three half as wide, which cost as
-much to ask, separate as well and are better calibrated."""
-
 LogMetrics = Callable[[Mapping[str, float], int], None]
 """Takes named figures and the epoch (from 1) they belong to."""
 
 OnEpoch = Callable[[int, Callable[[], MlpPredictor]], None]
 """Takes the epoch (from 1) that is over, and what makes the predictor as it stands then."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
-    """How to train.
-
-    Raises:
-        UserError: a value is out of its range.
-    """
-
-    kind: Kind = "mlp"
-    epochs: int = 20
-    batch_size: int = 65_536
-    learning_rate: float = 1e-3
-    hidden: tuple[int, ...] = (256, 256)
-    members: int = 1
-    """Networks of that shape, trained side by side from different starts; their mean is kept."""
-    dropout: float | None = None
-    """Share of hidden values that are left out at each step; None: 0.2 for `survival`, 0 for `mlp`,
-    as in the paper."""
-    weight_decay: float = 0.1
-    """Decoupled from the gradient, times the learning rate."""
-    seed: int = 42
-    tau: float = 6.0
-    """Threshold at which precision and recall are reported; it does not change the weights."""
-
-    def __post_init__(self) -> None:
-        _require(self.kind in KINDS, "kind", f"one of {', '.join(KINDS)}", self.kind)
-        _require(self.epochs >= 1, "epochs", ">= 1", self.epochs)
-        _require(self.batch_size >= 1, "batch_size", ">= 1", self.batch_size)
-        rate = self.learning_rate
-        _require(math.isfinite(rate) and rate > 0, "learning_rate", "> 0", rate)
-        is_net = self.members == 1 or (self.members > 1 and bool(self.hidden))
-        _require(is_net, "members", ">= 1, and 1 without hidden layers", self.members)
-        _require(0 <= self.dropout_share < 1, "dropout", "in [0, 1)", self.dropout)
-        decay = self.weight_decay
-        _require(math.isfinite(decay) and decay >= 0, "weight_decay", ">= 0", decay)
-        _require(all(width >= 1 for width in self.hidden), "hidden", "widths >= 1", self.hidden)
-        _require(math.isfinite(self.tau) and self.tau >= 0, "tau", "a number >= 0", self.tau)
-
-    @property
-    def dropout_share(self) -> float:
-        if self.dropout is not None:
-            return self.dropout
-        return 0.2 if self.kind == "survival" else 0.0
-
-    def batch_for(self, num_positions: int) -> int:
-        """Positions in a batch, fewer than asked for where there are few."""
-        enough_steps = max(MIN_BATCH, num_positions // MIN_STEPS_PER_EPOCH)
-        return min(self.batch_size, enough_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +94,7 @@ def train_predictor(
         if on_epoch is not None:
             on_epoch(epoch, lambda: MlpPredictor(export(), card))
 
-    network = _fit(labels.train, settings, over)
+    network = _fit(labels.train.without(hidden_features(settings.without)), settings, over)
     rows = judged(MlpPredictor(network, card), labels.test, tau=settings.tau)
     training = {
         **asdict(settings),
@@ -337,8 +271,3 @@ def _layers_of(member: torch.nn.Module) -> list[Layer]:
         for module in member.children()
         if isinstance(module, torch.nn.Linear)
     ]
-
-
-def _require(holds: bool, name: str, expected: str, value: object) -> None:
-    if not holds:
-        raise UserError(f"training: {name} must be {expected}, got {value!r}")

@@ -10,16 +10,21 @@ from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.cost_policy import CostPolicy
 from hvd_ray.payoff.dataset import Labels
 from hvd_ray.payoff.estimator import PredictorEstimator
-from hvd_ray.payoff.features import FEATURE_GROUPS, FeatureExtractor
+from hvd_ray.payoff.features import (
+    FEATURE_GROUPS,
+    NOTHING,
+    FeatureExtractor,
+    hidden_features,
+)
 from hvd_ray.payoff.policy import Policy, ThresholdPolicy
 from hvd_ray.payoff.predictor import MlpPredictor
 from hvd_ray.payoff.quality import ALL_WORKLOADS
 from hvd_ray.payoff.token_classes import TokenClasses
-from hvd_ray.payoff.training import TrainedPredictor, TrainingSettings, train_predictor
+from hvd_ray.payoff.training import TrainedPredictor, train_predictor
+from hvd_ray.payoff.training_settings import TrainingSettings
 from hvd_ray.traces.replay import summarize
-from hvd_ray.tuning.objective import masked, speed
+from hvd_ray.tuning.objective import speed
 from hvd_ray.tuning.recorded import ReplaySet
-from hvd_ray.tuning.space import NOTHING, TrialSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,8 @@ def ablate(
     """
     rows = []
     for group in (NOTHING, *FEATURE_GROUPS):
-        without = TrialSettings(without=group)
-        trained = train_predictor(masked(labels, without), settings)
-        row = _row(trained, group, len(without.masked_features))
+        trained = train_predictor(labels, replace(settings, without=group))
+        row = _row(trained, group, len(hidden_features(group)))
         if judge is not None:
             row = replace(row, speed=judge.speed(trained.predictor, settings.tau))
         rows.append(row)

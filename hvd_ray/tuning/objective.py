@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
-
-import numpy as np
 
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.dataset import Labels
@@ -64,7 +62,7 @@ def run_trial(settings: TrialSettings, inputs: TrialInputs, report: Report) -> N
         report(predictor, {EPOCH: epoch, "train_loss": losses[-1], **figures, **seconds})
 
     train_predictor(
-        masked(inputs.labels, settings),
+        inputs.labels,
         settings.training(inputs.seed),
         model=inputs.model,
         tokenizer_sha=inputs.tokenizer_sha or None,
@@ -107,17 +105,3 @@ def speed(summary: ReplaySummary) -> float:
     tokens_per_second = summary.tokens_per_second
     assert tokens_per_second is not None, "a replay without costs has no speed"
     return tokens_per_second
-
-
-def masked(labels: Labels, settings: TrialSettings) -> Labels:
-    """Labels whose train features are constant in the groups that are left out.
-
-    A predictor clips features to the range that training saw, so whatever it is asked later, it
-    reads the same constant there.
-    """
-    columns = list(settings.masked_features)
-    if not columns:
-        return labels
-    features_NF = np.array(labels.train.features_NF)
-    features_NF[:, columns] = 0.0
-    return replace(labels, train=replace(labels.train, features_NF=features_NF))

@@ -25,14 +25,12 @@ from hvd_ray.config import Config, Positive, read_settings, validated
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.cost_policy import CostPolicy
 from hvd_ray.payoff.estimator import PredictorEstimator
-from hvd_ray.payoff.features import FEATURE_GROUPS, FEATURE_NAMES
+from hvd_ray.payoff.features import FEATURE_GROUPS, NOTHING, hidden_features
 from hvd_ray.payoff.policy import Policy, ThresholdPolicy
 from hvd_ray.payoff.predictor import Kind
-from hvd_ray.payoff.training import TrainingSettings
+from hvd_ray.payoff.training_settings import TrainingSettings
 from hvd_ray.tuning.knobs import Choice, KnobField, Range, Scalar, Suggests
 
-NOTHING = "nothing"
-"""The value of `without` that leaves every feature group in."""
 TAU_POLICY, COST_POLICY = "hvd_tau", "hvd_cost"
 COST_PREFIX = "cost."
 _COST_SEAMS = ("estimator", "costs")
@@ -65,22 +63,13 @@ class TrialSettings(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> TrialSettings:
-        if unknown := sorted(set(self.groups_left_out) - set(FEATURE_GROUPS)):
-            known = ", ".join(FEATURE_GROUPS)
-            raise _bad(f"{unknown[0]!r} is no feature group; there are {known}")
+        try:
+            hidden_features(self.without)
+        except ValueError as error:
+            raise _bad(str(error)) from None
         for name, value in self.cost.items():
             _check_cost_knob(name, value)
         return self
-
-    @property
-    def groups_left_out(self) -> tuple[str, ...]:
-        return () if self.without == NOTHING else tuple(self.without.split("+"))
-
-    @property
-    def masked_features(self) -> tuple[int, ...]:
-        """Indices into `FEATURE_NAMES` that the predictor may not see."""
-        names = {name for group in self.groups_left_out for name in FEATURE_GROUPS[group]}
-        return tuple(i for i, name in enumerate(FEATURE_NAMES) if name in names)
 
     def training(self, seed: int) -> TrainingSettings:
         return TrainingSettings(
@@ -89,6 +78,7 @@ class TrialSettings(_Section):
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             hidden=(self.width,) * self.depth,
+            without=self.without,
             seed=seed,
             tau=self.tau,
         )

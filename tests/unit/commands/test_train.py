@@ -84,6 +84,57 @@ def test_ablate_shows_what_each_group_adds_and_keeps_nothing(
     assert "--ablate" in refused(capsys, labels, "--traces", tmp_path)
 
 
+def test_folders_labelled_apart_teach_one_predictor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, sha in (("a", "aa"), ("b", "aa")):
+        write_labels(tmp_path / name, label_table(900))
+        note = {"settings": {"command": "traces label", "tokenizer_sha": sha}, "model": "toy"}
+        (tmp_path / name / "manifest.json").write_text(json.dumps(note))
+    whole = ("train", tmp_path, *QUICK, "--no-register", "--json")
+    assert hvd(*whole, "--out", tmp_path.with_name("p")) == 0
+    both = json.loads(capsys.readouterr().out)["training"]["num_train_positions"]
+    assert MlpPredictor.load(tmp_path.with_name("p")).card.tokenizer_sha == "aa"
+    assert hvd("train", tmp_path / "a", *QUICK, "--no-register", "--json") == 0
+    assert both == 2 * json.loads(capsys.readouterr().out)["training"]["num_train_positions"]
+    other = {"settings": {"tokenizer_sha": "bb"}, "model": "toy"}
+    (tmp_path / "b" / "manifest.json").write_text(json.dumps(other))
+    assert "labelled with tokenizer_sha 'bb'" in refused(capsys, tmp_path)
+
+
+def test_the_knobs_that_a_sweep_turns_can_be_set(
+    labels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    knobs = {
+        "train.depth": 1,
+        "train.width": 8,
+        "train.members": 2,
+        "train.learning_rate": 0.01,
+        "train.batch_size": 500,
+        "train.dropout": 0.1,
+        "train.weight_decay": 0.0,
+        "train.without": "cache_match+place",
+    }
+    given = [f"{key}={value}" for key, value in knobs.items()]
+    assert hvd("train", labels, *QUICK, "--no-register", "--json", *given) == 0
+    training = json.loads(capsys.readouterr().out)["training"]
+    assert training["hidden"] == [8]
+    for key in ("members", "learning_rate", "batch_size", "dropout", "weight_decay", "without"):
+        assert training[key] == knobs[f"train.{key}"]
+    assert training["effective_batch_size"] == 64
+    assert hvd("train", "--help") == 0
+    said = capsys.readouterr().out
+    assert all(key in said for key in knobs)
+
+
+def test_unknown_knobs_and_groups_are_refused(
+    labels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "train.colour: unknown" in refused(capsys, labels, "train.colour=red")
+    assert "'moon' is no feature group" in refused(capsys, labels, "train.without=moon")
+    assert "train.dropout" in refused(capsys, labels, "train.dropout=1")
+
+
 def test_the_table_fits_80_columns_and_names_what_was_made(
     labels: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:

@@ -14,7 +14,7 @@ from hvd_ray.paper.transfer import (
 )
 from hvd_ray.payoff.dataset import Labels, LabelSet
 from hvd_ray.payoff.features import DRAFT_LEN_INDEX, NUM_FEATURES, SCORE_INDEX
-from hvd_ray.payoff.training import TrainingSettings
+from hvd_ray.payoff.training_settings import TrainingSettings
 
 
 def label_set(seed: int) -> LabelSet:

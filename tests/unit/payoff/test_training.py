@@ -10,11 +10,11 @@ from hvd_ray.payoff.features import DRAFT_LEN_INDEX, FEATURE_NAMES
 from hvd_ray.payoff.predictor import KINDS, Kind
 from hvd_ray.payoff.training import (
     TrainedPredictor,
-    TrainingSettings,
     _conditional_cross_entropy,
     _Truth,
     train_predictor,
 )
+from hvd_ray.payoff.training_settings import TrainingSettings
 from tests.unit.payoff.label_tables import label_table
 
 

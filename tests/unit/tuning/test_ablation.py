@@ -6,7 +6,7 @@ from hvd_ray.config import Config
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.payoff.dataset import TEST, read_labels_table
 from hvd_ray.payoff.features import FEATURE_GROUPS, NUM_FEATURES
-from hvd_ray.payoff.training import TrainingSettings
+from hvd_ray.payoff.training_settings import TrainingSettings
 from hvd_ray.tuning.ablation import AblationRow, ReplayJudge, ablate
 from hvd_ray.tuning.data import label_table as read_table
 from hvd_ray.tuning.data import open_material

@@ -8,12 +8,17 @@ import pytest
 from hvd_ray.config import Config
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.payoff.estimator import PredictorEstimator
-from hvd_ray.payoff.features import FEATURE_GROUPS, FEATURE_NAMES, FeatureExtractor
+from hvd_ray.payoff.features import (
+    FEATURE_GROUPS,
+    FEATURE_NAMES,
+    FeatureExtractor,
+    hidden_features,
+)
 from hvd_ray.payoff.policy import AlwaysCache, NeverDraft, ThresholdPolicy
 from hvd_ray.traces.replay import summarize
 from hvd_ray.tuning.contest import contest
 from hvd_ray.tuning.data import fit_labels, label_table, open_material
-from hvd_ray.tuning.objective import SPEED, TrialInputs, masked, run_trial, summaries
+from hvd_ray.tuning.objective import SPEED, TrialInputs, run_trial, summaries
 from hvd_ray.tuning.space import Asha, TrialSettings
 from tests.unit.tuning.conftest import Data
 
@@ -99,11 +104,12 @@ def test_a_group_that_is_left_out_has_no_say(inputs: TrialInputs) -> None:
 
 
 def test_masking_leaves_the_shared_labels_as_they_are(inputs: TrialInputs) -> None:
-    before = inputs.labels.train.features_NF.copy()
-    changed = masked(inputs.labels, TrialSettings(without="cache_match"))
-    assert (inputs.labels.train.features_NF == before).all()
-    assert (changed.train.features_NF != before).any()
-    assert masked(inputs.labels, TrialSettings()) is inputs.labels
+    train = inputs.labels.train
+    before = train.features_NF.copy()
+    changed = train.without(hidden_features("cache_match"))
+    assert (train.features_NF == before).all()
+    assert (changed.features_NF != before).any()
+    assert train.without(hidden_features("nothing")) is train
 
 
 def test_a_contest_names_the_faster_and_how_sure_that_is(inputs: TrialInputs) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost_policy import CostPolicy
-from hvd_ray.payoff.features import FEATURE_GROUPS, FEATURE_NAMES
+from hvd_ray.payoff.features import FEATURE_GROUPS, FEATURE_NAMES, hidden_features
 from hvd_ray.payoff.policy import ThresholdPolicy
 from hvd_ray.tuning.knobs import Choice, Range, parse_knob
 from hvd_ray.tuning.space import Asha, Space, TrialSettings, load_sweep
@@ -138,10 +138,10 @@ def test_settings_become_training_and_policy() -> None:
 
 
 def test_features_left_out_are_those_of_the_named_groups() -> None:
-    masked = TrialSettings(without="decode_state+recent_history").masked_features
+    masked = hidden_features(TrialSettings(without="decode_state+recent_history").without)
     expected = {*FEATURE_GROUPS["decode_state"], *FEATURE_GROUPS["recent_history"]}
     assert {FEATURE_NAMES[index] for index in masked} == expected
-    assert TrialSettings().masked_features == ()
+    assert hidden_features(TrialSettings().without) == ()
 
 
 def test_the_paper_s_settings_are_tried_first_as_far_as_the_space_holds_them() -> None:
