@@ -56,6 +56,10 @@ def train(
     ablate: Annotated[
         bool, typer.Option("--ablate", help="Only show what each feature group adds; keep nothing.")
     ] = False,
+    rivals: Annotated[
+        bool,
+        typer.Option("--rivals", help="Only compare predictors and boosted trees; keep nothing."),
+    ] = False,
     traces: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="With --ablate: the labelled traces, to replay as well."),
@@ -91,6 +95,11 @@ def train(
         from hvd_ray.commands.train_ablation import show_ablation
 
         show_ablation(labels, loaded, training, traces=traces, costs=costs, as_json=as_json)
+        return
+    if rivals:
+        from hvd_ray.commands.train_rivals import show_rivals
+
+        show_rivals(labels, training, as_json=as_json)
         return
     for name, value in (("--traces", traces), ("--costs", costs)):
         if value is not None:
