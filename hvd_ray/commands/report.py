@@ -53,11 +53,30 @@ def report(
             help="Instead: train predictors on each kind of work and test them on the others.",
         ),
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LABELS_DIR",
+            help="Instead: replay every system on the test sessions, by workload.",
+        ),
+    ] = None,
     traces: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="With --transfer: the labelled traces, which name each workload's family.",
+            help="The labelled traces: with --replay, and with --transfer for their families.",
+        ),
+    ] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|pass", help="With --replay: as in `hvd tune`. Default: this machine's."
+        ),
+    ] = None,
+    predictor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|models:/...", help="With --replay. Default: the champion or shipped one."
         ),
     ] = None,
     as_json: Annotated[
@@ -65,8 +84,17 @@ def report(
     ] = False,
 ) -> None:
     """Show results as Markdown, or write them with their plots and as one page."""
-    _refuse_mixed(results, out, readme, sweep, transfer, traces)
-    if sweep is not None:
+    _refuse_mixed(results, out, readme, sweep, transfer, replay)
+    for name, value in (("--costs", costs), ("--predictor", predictor)):
+        if value is not None and replay is None:
+            raise UserError(f"{name} goes with --replay only")
+    if traces is not None and transfer is None and replay is None:
+        raise UserError("--traces is for --transfer and --replay")
+    if replay is not None:
+        from hvd_ray.commands.report_replay import show_replay
+
+        show_replay(replay, traces, costs=costs, predictor=predictor, out=out, as_json=as_json)
+    elif sweep is not None:
         _draw_sweep(sweep, as_json=as_json)
     elif transfer is not None:
         _transfer(transfer, traces, out, as_json=as_json)
@@ -80,17 +108,18 @@ def _refuse_mixed(
     readme: Path | None,
     sweep: Path | None,
     transfer: Path | None,
-    traces: Path | None,
+    replay: Path | None,
 ) -> None:
-    kinds = [bool(results), sweep is not None, transfer is not None]
+    kinds = [bool(results), *(given is not None for given in (sweep, transfer, replay))]
     if sum(kinds) != 1:
-        raise UserError("give results of `hvd bench`, or --sweep DIR, or --transfer LABELS_DIR")
+        raise UserError(
+            "give results of `hvd bench`, or --sweep DIR, --transfer LABELS_DIR or "
+            "--replay LABELS_DIR"
+        )
     if sweep is not None and out is not None:
         raise UserError("--sweep draws the page into the sweep's own folder: leave --out away")
     if readme is not None and not results:
         raise UserError("--readme takes the tables of results of `hvd bench`: name some")
-    if traces is not None and transfer is None:
-        raise UserError("--traces is for --transfer")
 
 
 # -- results of the bench ---------------------------------------------------------------------

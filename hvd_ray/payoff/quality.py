@@ -115,9 +115,49 @@ def calibration_error(prob_N: Float32Array, is_true_N: NDArray[np.bool_]) -> flo
     """Expected calibration error: mean |share true - mean probability| over bins, by their size."""
     if len(prob_N) == 0:
         return None
+    bins = reliability_bins(prob_N, is_true_N)
+    return sum(abs(b.share - b.predicted) * b.num_positions for b in bins) / len(prob_N)
+
+
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """Positions that were given about the same chance; one mark of a reliability diagram."""
+
+    num_positions: int
+    predicted: float
+    """Their mean chance."""
+    share: float
+    """For how many it came true."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def reliability_bins(
+    prob_N: Float32Array, is_true_N: NDArray[np.bool_]
+) -> tuple[ReliabilityBin, ...]:
+    """`NUM_BINS` equally wide bins of N >= 1 chances, those that are not empty."""
     bin_N = np.minimum((prob_N * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    gaps = np.bincount(bin_N, weights=is_true_N - prob_N.astype(np.float64), minlength=NUM_BINS)
-    return float(np.abs(gaps).sum() / len(prob_N))
+    counts = np.bincount(bin_N, minlength=NUM_BINS)
+    chances = np.bincount(bin_N, weights=prob_N.astype(np.float64), minlength=NUM_BINS)
+    hits = np.bincount(bin_N, weights=is_true_N, minlength=NUM_BINS)
+    return tuple(
+        ReliabilityBin(int(counts[i]), float(chances[i] / counts[i]), float(hits[i] / counts[i]))
+        for i in np.flatnonzero(counts)
+    )
+
+
+def reliability(predictor: PayoffPredictor, labels: LabelSet) -> tuple[ReliabilityBin, ...]:
+    """How far P(accepted >= `HIGH_PAYOFF`) can be believed, over the drafts that are long enough.
+
+    Empty where there are none, or the predictor has no such chance.
+    """
+    long = labels.select(labels.draft_len_N >= HIGH_PAYOFF)
+    if len(long) == 0 or predictor.num_survival < HIGH_PAYOFF:
+        return ()
+    survival_NK = predictor.predict(long.features_NF).survival_BK
+    assert survival_NK is not None
+    return reliability_bins(survival_NK[:, HIGH_PAYOFF - 1], long.accepted_N >= HIGH_PAYOFF)
 
 
 def by_workload(labels: LabelSet) -> Iterator[tuple[str, NDArray[np.bool_]]]:
