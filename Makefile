@@ -4,11 +4,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 FLAVOUR := $(if $(filter 1,$(GPU)),gpu,$(if $(wildcard .venv/.setup-gpu),gpu,cpu))
 STAMP := .venv/.setup-$(FLAVOUR)
 BIN := .venv/bin
+ANY_PYTHON = $(or $(wildcard $(BIN)/python),python3)
 
-.PHONY: help setup demo test check bench conformance chaos lock
+.PHONY: help setup demo test check bench conformance chaos gpu-check lock
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
 setup: $(STAMP) ## Make .venv from locks/cpu.txt (GPU=1: from locks/gpu.txt)
 
@@ -35,6 +36,11 @@ conformance: setup ## Clients that people use against `hvd serve`; ARGS="--secon
 
 chaos: setup ## Kill the stages' processes at random moments; ARGS="--kills 8" for fewer
 	$(BIN)/python -m tests.e2e.chaos $(ARGS)
+
+gpu-check: ## On a CUDA machine, offline: costs of 4B and 8B shapes, exactness; OUT=DIR for the tables
+	@$(ANY_PYTHON) -m hvd_ray.cli calibrate --shapes qwen3-4b,llama-3.1-8b \
+		--out $(or $(OUT),out/gpu-check) $(ARGS); code=$$?; [ $$code -eq 2 ] && exit 2; \
+	$(ANY_PYTHON) -m pytest -q tests/gpu && exit $$code
 
 lock: ## Compile the lock files from pyproject.toml (UPGRADE=1: to the newest versions)
 	@PYTHON="$(PYTHON)" UPGRADE="$(UPGRADE)" bash scripts/lock.sh

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 
@@ -35,6 +37,7 @@ class VerifyTimes:
     """Interquartile range over median, the middle one of all rows."""
 
 
+Result = TypeVar("Result")
 Told = Callable[[], None]
 """Called once after each repeat."""
 
@@ -66,15 +69,13 @@ def measure_verify(
     for repeat in range(num_repeats + 2):
         for count in rng.permutation(rows).tolist():
             token_ids = _ids(rng, engine, count)
-            started = perf_counter()
-            engine.forward(token_ids, cache, num_logits=count)
-            elapsed_ms = (perf_counter() - started) * 1e3
+            _, elapsed_ms = timed(partial(engine.forward, token_ids, cache, num_logits=count))
             engine.truncate(cache, context_len)
             if repeat >= 2:
                 times_ms[count].append(elapsed_ms)
         if on_repeat:
             on_repeat()
-    return _times([times_ms[count] for count in rows])
+    return verify_times([times_ms[count] for count in rows])
 
 
 def measure_tiers(
@@ -101,19 +102,34 @@ def measure_tiers(
         for at in rng.permutation(2 * len(rows)).tolist():
             arm, count = at % 2, rows[at // 2]
             token_ids = _ids(rng, engine, count)
-            started = perf_counter()
-            arms[arm](token_ids, cache, num_logits=count)
-            elapsed_ms = (perf_counter() - started) * 1e3
+            _, elapsed_ms = timed(partial(arms[arm], token_ids, cache, num_logits=count))
             engine.truncate(cache, context_len)
             if repeat >= 2:
                 times_ms[arm, count].append(elapsed_ms)
         if on_repeat:
             on_repeat()
     full, slim = ([times_ms[arm, count] for count in rows] for arm in (0, 1))
-    return _times(full), _times(slim)
+    return verify_times(full), verify_times(slim)
 
 
-def _times(times_ms: Sequence[Sequence[float]]) -> VerifyTimes:
+def timed(call: Callable[[], Result]) -> tuple[Result, float]:
+    """What the call gives and its milliseconds, with all that it set off on a GPU."""
+    _wait_for_gpu()
+    started = perf_counter()
+    result = call()
+    _wait_for_gpu()
+    return result, (perf_counter() - started) * 1e3
+
+
+def _wait_for_gpu() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def verify_times(times_ms: Sequence[Sequence[float]]) -> VerifyTimes:
+    """Repeats for each number of rows as their medians, and how far they disagree."""
     low, median, high = np.quantile(np.array(times_ms), (0.25, 0.5, 0.75), axis=1)
     spread = float(np.median((high - low) / median))
     return VerifyTimes(tuple(np.maximum.accumulate(median).round(4).tolist()), spread)
@@ -156,9 +172,7 @@ def measure_model_draft(
         token = int(rng.integers(engine.capabilities.vocab_size))
         drafter.observe("calibrate", (token,), hidden)
         length = (1, num_tokens)[repeat % 2]
-        started = perf_counter()
-        draft = drafter.propose("calibrate", length)
-        elapsed_ms = (perf_counter() - started) * 1e3
+        draft, elapsed_ms = timed(partial(drafter.propose, "calibrate", length))
         assert len(draft) == length, "the drafter declined; its time would be nobody's"
         if repeat >= 4:
             times_ms[length].append(elapsed_ms)

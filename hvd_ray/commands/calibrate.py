@@ -27,18 +27,36 @@ def calibrate(
     repeats: Annotated[int, typer.Option(help="Passes measured for each number of rows.")] = 15,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Default: under HVD_HOME, where hvd_cost looks."),
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Default: under HVD_HOME, where hvd_cost looks. With --shapes: a folder.",
+        ),
+    ] = None,
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Instead: random weights of these shapes, by comma: qwen3-4b, llama-3.1-8b, tiny.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="cuda|cpu", help="With --shapes. Default: cuda.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
 ) -> None:
     """Measure what a cycle costs here, for `hvd_cost`. Let nothing else run meanwhile."""
+    if repeats < 1:
+        raise UserError(f"--repeats must be 1 or more, got {repeats}")
+    if shapes is not None or device is not None:
+        from hvd_ray.commands.calibrate_shapes import calibrate_shapes
+
+        calibrate_shapes(shapes, device, out, settings or (), repeats=repeats, as_json=as_json)
+        return
     from hvd_ray.bench.result import check_writable
     from hvd_ray.config import load_config
     from hvd_ray.parts.costs import costs_path
     from hvd_ray.payoff.cost_file import write_costs
 
-    if repeats < 1:
-        raise UserError(f"--repeats must be 1 or more, got {repeats}")
     if out is not None:
         check_writable(out)
     costs = _measure(load_config(None, settings or (), policies=["hvd_cost+nested"]), repeats)
