@@ -107,6 +107,23 @@ def test_many_disappointments_lower_the_expectation() -> None:
         assert policy.decide(cache_of(1), state).source is source
 
 
+def test_drift_is_followed_both_ways_and_never_on_a_single_step() -> None:
+    """Hysteresis by memory: it takes several cycles to turn the cache off, and several back on."""
+    costs = RowCosts((1, 2), (10.0, 13.5))
+    policy, state = CostPolicy(CurveEstimator(0.6), costs), context()
+
+    def cycles_until(source: Source, accepted_len: int) -> int:
+        count = 0
+        while policy.decide(cache_of(1), state).source is not source:
+            state.history.outcomes.append(DraftOutcome(8, accepted_len, predicted=4.0))
+            count += 1
+            assert count <= 16, "the history holds no more"
+        return count
+
+    assert cycles_until(Source.NONE, accepted_len=0) >= 3
+    assert cycles_until(Source.SUFFIX, accepted_len=4) >= 2
+
+
 def test_the_correction_is_not_corrected_by_itself() -> None:
     """Outcomes are held against the predictor's word, so the reported payoff is that word."""
     policy, state = CostPolicy(CurveEstimator(0.9, 0.8), FLAT), context()
