@@ -197,7 +197,7 @@ def read_result(path: Path) -> BenchResult:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise UserError(f"{path} is no result of `hvd bench` in format {FORMAT}: run it again")
@@ -208,7 +208,7 @@ def read_result(path: Path) -> BenchResult:
             rows=tuple(map(_row, tree["rows"])),
             aggregate=tuple(map(_row, tree["aggregate"])),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is a damaged result of `hvd bench`: {error}") from None
 
 

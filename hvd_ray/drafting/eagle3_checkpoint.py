@@ -9,7 +9,8 @@ load and draft nonsense, accepted length 1.00 without a word, so every mismatch 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def load_head(
     raw = _read_config(folder)
     tensors = _read_tensors(folder)
     _refuse_other_methods(folder, raw, tensors)
-    config = _parse_config(folder, raw, target=target, tensors=tensors)
+    with _readable(folder):
+        config = _parse_config(folder, raw, target=target, tensors=tensors)
     weights = _assemble(folder, config, tensors, target=target)
     return Eagle3Head(config, weights.to(dtype))
 
@@ -56,7 +58,20 @@ def head_context_length(folder: Path) -> int:
     Raises:
         UserError: no such checkpoint.
     """
-    return _context_length(_layer_config(_read_config(folder)))
+    with _readable(folder):
+        return _context_length(_layer_config(_read_config(folder)))
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Turn what a configuration of another form raises into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder}/config.json is no EAGLE-3 head's ({cause})") from None
 
 
 def save_head(head: Eagle3Head, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -87,12 +102,17 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"no EAGLE-3 head in {folder}: expected config.json and *.safetensors")
-    raw = json.loads(path.read_text())
-    assert isinstance(raw, dict)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error})") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} is no configuration: expected a JSON object")
     return raw
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     paths = sorted(folder.glob("*.safetensors"))
@@ -105,7 +125,10 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         raise UserError(f"no weights in {folder}: expected model.safetensors")
     tensors: dict[str, Tensor] = {}
     for path in paths:
-        tensors.update(load_file(path))
+        try:
+            tensors.update(load_file(path))
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            raise UserError(f"{path} is no safetensors file ({error}); copy it again") from None
     return {_plain_name(name): tensor for name, tensor in tensors.items()}
 
 

@@ -39,7 +39,7 @@ class SampleFolder:
         try:
             rows = json.loads(file.read_text(encoding="utf-8"))
             return [_sample(row, question) for row in rows["samples"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 f"{file}: cannot be read ({error}); remove it and its prompt is measured again"
             ) from None

@@ -57,6 +57,6 @@ class PartWatch:
 def _read(path: Path) -> dict[str, Any]:
     try:
         notes: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    return notes
+    return notes if isinstance(notes, dict) else {}

@@ -37,6 +37,6 @@ class KeptSettings:
         """The one that held last; None: none ever did."""
         try:
             tree = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return tree if isinstance(tree, dict) else None

@@ -84,7 +84,7 @@ def _read_config(folder: Path) -> dict[str, object]:
             f"{folder} is no model folder: config.json is missing; "
             "give a folder saved by transformers, or a name such as smollm2-135m"
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read as JSON ({error}); fetch the model again") from None
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"{file} is no transformers configuration: it has no model_type")

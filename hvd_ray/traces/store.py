@@ -7,6 +7,7 @@ schema is refused by name with the difference.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,28 @@ def read_traces(place: Path) -> list[Trace]:
 
 def read_trace_part(path: Path) -> list[Trace]:
     """The traces of one file, in the order they were written."""
-    return traces_from_table(read_table(path, "traces", TRACES_SCHEMA))
+    with _readable_rows(path, "traces"):
+        return traces_from_table(read_table(path, "traces", TRACES_SCHEMA))
+
+
+@contextmanager
+def _readable_rows(path: Path, table: TableName) -> Iterator[None]:
+    """Turn what damaged values raise into one line: a file may be whole and its rows are not."""
+    try:
+        yield
+    except UserError as error:
+        told = str(error)
+        raise UserError(told if str(path) in told else f"{path}: {told}") from None
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        cause = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{path}: holds a row that is none of {table} ({cause})") from None
 
 
 def read_steps(place: Path) -> dict[str, tuple[Step, ...]]:
     """The steps of each trace under `place`, as `read_traces` finds them."""
     tables = [read_table(path, "steps", STEPS_SCHEMA) for path in parts_of(place, "steps")]
-    return steps_from_table(pa.concat_tables(tables))
+    with _readable_rows(place, "steps"):
+        return steps_from_table(pa.concat_tables(tables))
 
 
 def read_labels(place: Path, *, feature_names: Sequence[str], feature_version: int) -> Any:
@@ -147,10 +163,10 @@ def read_footer(path: Path) -> Any:
 
 def _check_schema(path: Path, found: Any, table: TableName, expected: Any) -> None:
     metadata = found.metadata or {}
-    kind = metadata.get(SCHEMA_KEY, b"").decode() or "an unknown table"
+    kind = metadata.get(SCHEMA_KEY, b"").decode(errors="replace") or "an unknown table"
     if kind != table:
         raise UserError(f"{path}: holds {kind}, expected {table} written by hvd")
-    version = metadata.get(VERSION_KEY, b"none").decode()
+    version = metadata.get(VERSION_KEY, b"none").decode(errors="replace")
     if version != str(SCHEMA_VERSION):
         raise UserError(
             f"{path}: {table} of schema version {version}, expected {SCHEMA_VERSION}; "
@@ -186,4 +202,4 @@ def _feature_version(path: Path) -> str | None:
     except (pa.ArrowException, OSError):
         return None  # read_table says what is wrong with the file
     value = metadata.get(FEATURE_VERSION_KEY)
-    return value.decode() if value is not None else None
+    return value.decode(errors="replace") if value is not None else None

@@ -145,7 +145,7 @@ def _is_one_of_several_rows(head: bytes) -> bool:
         return len(head) > _SNIFF_BYTES // 2  # cut off: as lines it is read right either way
     try:
         json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return rest.lstrip(_SPACE)[:1] == b"{"
 
@@ -157,7 +157,7 @@ def _is_event_array(head: bytes) -> bool:
         return False
     try:
         return is_event_list([json.loads(head[slice(*element)])])
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -92,7 +92,7 @@ def answer_end(finish_reason: object) -> AnswerEnd:
 def _parsed(text: str) -> object:
     try:
         return json.loads(text) if text.strip() else None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadLogRowError("tools is text, but no JSON") from None
 
 

@@ -297,7 +297,7 @@ def _native_call(call: ToolCall) -> dict[str, Any]:
     """A call as chat templates expect it: with its arguments as an object."""
     try:
         arguments = json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = call.arguments
     return {"type": "function", "function": {"name": call.name, "arguments": arguments}}
 

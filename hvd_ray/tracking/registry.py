@@ -157,6 +157,8 @@ def _download(store: Store, ref: str, *, name: str, alias: str | None, version: 
 
     with store.readable_errors():
         found = _model_version(store, ref, name=name, alias=alias, version=version)
+        if not re.fullmatch(r"\d+", str(found.version)):  # it becomes a part of a path
+            raise UserError(f"{ref}: {masked(store.uri)} answers with version {found.version!r}")
         identity = f"{store.uri} {name} {found.version} {found.run_id} {found.creation_timestamp}"
         digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         folder = tracking_dir() / "downloads" / f"{name}-{found.version}-{digest}"

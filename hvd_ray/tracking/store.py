@@ -127,12 +127,13 @@ def sqlite_path(uri: str) -> Path | None:
 @contextmanager
 def _readable_errors(uri: str) -> Iterator[None]:
     """Turn what MLflow and its database layer raise into one line about the store."""
+    from google.protobuf.json_format import Error as AnswerError
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
+    except (MlflowException, SQLAlchemyError, AnswerError, OSError, ImportError) as error:
         cause = _first_line(error)
         raise UserError(
             f"tracking store {masked(uri)}: {cause}; check it, choose another with "

@@ -302,8 +302,8 @@ def read_search(folder: Path) -> dict[str, Any]:
     path = folder / RESULT
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: no result of `hvd slim search` ({error})") from None
-    if not {"best", "rows"} <= set(found):
+    if not isinstance(found, dict) or not {"best", "rows"} <= set(found):
         raise UserError(f"{path}: no result of `hvd slim search`")
     return found
