@@ -13,6 +13,7 @@ from hvd_ray.randomness import RandomStream, pick, seeded_generator
 from hvd_ray.types import SamplingParams
 from hvd_ray.verify.exact import accept_sampled, accept_while_equal
 from hvd_ray.verify.sampling import RowDistribution
+from tests.unit.verify.longhand import longhand
 
 VOCAB = 5
 
@@ -68,10 +69,11 @@ def test_sampled_draft_has_the_target_law() -> None:
 
 @pytest.mark.parametrize("is_sampled", [False, True])
 def test_joint_law_of_three_tokens(is_sampled: bool) -> None:
-    """Chi-square over all triples: a Markov target, drafts of two tokens, 50,000 draws."""
+    """Chi-square over all triples: a Markov target, drafts of two tokens; `make exactness` draws
+    50,000 for each sampling parameter."""
     rng = np.random.default_rng(1)
     target_VV, proposal_VV = random_probs(rng, VOCAB), random_probs(rng, VOCAB)
-    draws = 50_000
+    draws = 10_000
     counts: dict[tuple[int, ...], int] = dict.fromkeys(itertools.product(range(VOCAB), repeat=3), 0)
     for number in range(draws):
         uniforms = np.random.default_rng([2, number])
@@ -160,7 +162,7 @@ def test_sampler_follows_a_plain_restatement(changes: dict[str, object]) -> None
     sampling = SamplingParams(**values)  # type: ignore[arg-type]
     logits = np.array([1.2, 0.3, -0.4, 0.9, -1.0], dtype=np.float32)
     prompt, output = np.array([4], np.int32), np.array([0, 0, 3], np.int32)
-    expected = _longhand(logits.astype(np.float64), sampling, prompt, output)
+    expected = longhand(logits.astype(np.float64), sampling, prompt, output)
     distribution = RowDistribution(sampling, prompt, (), VOCAB)
     probs_V = distribution.probs(torch.from_numpy(logits), output)
     np.testing.assert_allclose(probs_V.numpy(), expected, atol=1e-7)
@@ -169,34 +171,6 @@ def test_sampler_follows_a_plain_restatement(changes: dict[str, object]) -> None
     kept = expected > 0
     assert counts[~kept].sum() == 0
     assert chisquare(counts[kept], expected[kept] * len(draws)).pvalue > 1e-3
-
-
-def _longhand(
-    logits: np.ndarray, sampling: SamplingParams, prompt: np.ndarray, output: np.ndarray
-) -> np.ndarray:
-    """Each parameter as its documentation states it, one token at a time."""
-    for token in range(VOCAB):
-        logits[token] += sampling.logit_bias.get(token, 0.0)
-        times = int((output == token).sum())
-        if times or token in prompt:
-            penalty = sampling.repetition_penalty
-            logits[token] = (
-                logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-            )
-        logits[token] -= sampling.frequency_penalty * times
-        logits[token] -= sampling.presence_penalty * (times > 0)
-    probs = np.exp(logits / sampling.temperature)
-    probs /= probs.sum()
-    probs[probs < sampling.min_p * probs.max()] = 0
-    order = np.argsort(-probs)
-    if sampling.top_k > 0:
-        probs[order[sampling.top_k :]] = 0
-    probs /= probs.sum()
-    if sampling.top_p < 1:
-        before = np.cumsum(probs[order]) - probs[order]
-        probs[order[before >= sampling.top_p]] = 0
-    result: np.ndarray = probs / probs.sum()
-    return result
 
 
 def test_penalties_see_the_draft_before_each_row() -> None:
