@@ -114,8 +114,9 @@ def test_a_sweep_from_trials_to_a_challenger(
 
 
 def test_a_sweep_that_is_killed_goes_on_where_it_was(
-    data: Data, home: Path, tmp_path: Path
+    data: Data, home: Path, tmp_path: Path, ray_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray_session.get_runtime_context().gcs_address)
     out = tmp_path / "sweep"
     command = [
         *(sys.executable, "-m", "hvd_ray.cli", "tune", *SMALL, "trials=5"),
