@@ -32,6 +32,7 @@ from hvd_ray.serving.calls import (
 )
 from hvd_ray.serving.exchange import Exchange, RequestLog
 from hvd_ray.serving.metrics import FrontMetrics
+from hvd_ray.serving.openapi import description
 from hvd_ray.serving.page import page_response
 from hvd_ray.serving.protocol import (
     Body,
@@ -111,6 +112,7 @@ class Front:
             "/health": self.health,
             "/metrics": self.show_metrics,
             "/version": self.version,
+            "/openapi.json": self.openapi,
             "/v1/models": self.models,
             "/v1/models/{model:path}": self.model,
             "/ui": page_response,
@@ -194,6 +196,9 @@ class Front:
 
     async def version(self, request: Request) -> Response:  # noqa: ARG002
         return JSONResponse({"version": __version__})
+
+    async def openapi(self, request: Request) -> Response:  # noqa: ARG002
+        return JSONResponse(description())
 
     async def show_metrics(self, request: Request) -> Response:  # noqa: ARG002
         text = self.metrics.exposition(await self.backend.state())

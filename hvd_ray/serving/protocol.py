@@ -256,7 +256,10 @@ def read_object(raw: bytes) -> dict[str, Any]:
         ApiError: 400, it is no JSON object.
     """
     try:
-        body = json.loads(raw, parse_constant=_no_number)
+        text = raw.decode("utf-8-sig")
+        body = json.loads(text, parse_constant=_no_number)
+        if "\\u" in text:
+            _refuse_halves(body)
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
@@ -279,6 +282,19 @@ def read_body(model: type[Body], raw: bytes) -> Body:
         return model.model_validate(given)
     except ValidationError as error:
         raise _refused(error) from None
+
+
+def _refuse_halves(body: object) -> None:
+    """JSON can spell one half of a surrogate pair, which is no text: it cannot be sent back,
+    hashed or tokenized.
+
+    Raises:
+        ValueError: a string or a key holds one.
+    """
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds one half of a surrogate pair") from None
 
 
 def _no_number(name: str) -> None:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from hvd_ray.serving.api_error import ApiError, bad_request, from_failure
 from hvd_ray.serving.calls import MODES, Failure, ReplicaState
 from hvd_ray.serving.exchange import unless_gone
 from hvd_ray.serving.front import Front, request_id_of
+from hvd_ray.serving.openapi import description
 from hvd_ray.serving.protocol import read_object
 from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead
 from hvd_ray.serving.sessions import session_key
@@ -76,6 +77,19 @@ class RelayFront(Front):
 
     async def detokenize(self, request: Request) -> Response:
         return await self._pass(request, DETOKENIZE)
+
+    async def openapi(self, request: Request) -> Response:  # noqa: ARG002
+        """The fields by name; what their values may be is vLLM's to say."""
+        bodies: dict[str, dict[str, Any]] = {
+            path: {"type": "object", "properties": {name: {} for name in sorted(names)}}
+            for path, names in self._known().items()
+        }
+        return JSONResponse(description(bodies))
+
+    def _known(self) -> Mapping[str, frozenset[str]]:
+        paths = (COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE)
+        known = self.fields or {}
+        return {path: known.get(path, frozenset()) | OURS for path in paths}
 
     async def show_metrics(self, request: Request) -> Response:
         """vLLM's own figures of one replica, and what the front counts."""
@@ -198,15 +212,15 @@ async def _openai_shaped(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     raw = b"".join([part async for part in parts])
     try:
         error = json.loads(raw)["error"]
-    except (ValueError, KeyError, TypeError):
+        message, param, code = (error.get(name) for name in ("message", "param", "code"))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         yield raw
         return
-    word = error.get("code") if isinstance(error.get("code"), str) else None
     shaped = {
-        "message": error.get("message", ""),
+        "message": message or "",
         "type": "invalid_request_error",
-        "param": error.get("param"),
-        "code": word,
+        "param": param,
+        "code": code if isinstance(code, str) else None,
     }
     yield json.dumps({"error": shaped}).encode()
 
