@@ -6,10 +6,10 @@ STAMP := .venv/.setup-$(FLAVOUR)
 BIN := .venv/bin
 ANY_PYTHON = $(or $(wildcard $(BIN)/python),python3)
 
-.PHONY: help setup demo test check bench conformance chaos gpu-check lock
+.PHONY: help setup demo test check bench conformance chaos gpu-check cases exactness fuzz audit lock
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
 
 setup: $(STAMP) ## Make .venv from locks/cpu.txt (GPU=1: from locks/gpu.txt)
 
@@ -41,6 +41,19 @@ gpu-check: ## On a CUDA machine, offline: costs of 4B and 8B shapes, exactness; 
 	@$(ANY_PYTHON) -m hvd_ray.cli calibrate --shapes qwen3-4b,llama-3.1-8b \
 		--out $(or $(OUT),out/gpu-check) $(ARGS); code=$$?; [ $$code -eq 2 ] && exit 2; \
 	$(ANY_PYTHON) -m pytest -q tests/gpu && exit $$code
+
+cases: setup ## What users of other systems ran into, held here: tests/cases/README.md
+	$(BIN)/python -m pytest tests/cases $(ARGS)
+
+exactness: setup ## Every lossless system against plain decoding: 100,000 tokens, and 50,000 draws
+	$(BIN)/python -m tests.exactness $(ARGS)
+
+fuzz: setup ## Ask a served model what nobody would; ARGS="--examples 2000 --seed 7"
+	$(BIN)/python -m tests.fuzz $(ARGS)
+
+audit: setup ## Known holes in the locked packages; asks the OSV database
+	[ -x build/audit/bin/pip-audit ] || ($(BIN)/python -m venv build/audit && build/audit/bin/pip install --quiet pip-audit)
+	build/audit/bin/pip-audit -s osv -r locks/$(FLAVOUR).txt --no-deps --disable-pip $(ARGS)
 
 lock: ## Compile the lock files from pyproject.toml (UPGRADE=1: to the newest versions)
 	@PYTHON="$(PYTHON)" UPGRADE="$(UPGRADE)" bash scripts/lock.sh
