@@ -23,10 +23,12 @@ from pathlib import Path
 from hvd_ray.commands.traces_progress import shown_progress
 from hvd_ray.home import atomic_path
 from hvd_ray.provenance import provenance
-from tests.exactness.draws import WAYS, Cell, cells, draw_cell
+from tests.exactness.draws import Cell, cells, named_cell
 from tests.exactness.greedy import Row, compare, read_rows
 from tests.exactness.report import LEAST_PVALUE, page
 
+ASKED = 100_000
+"""Tokens, where nothing else is said."""
 REPORT = Path(__file__).parents[2] / "docs" / "reports" / "exactness.md"
 
 
@@ -48,7 +50,7 @@ def draw(file: Path, *, num_draws: int, num_workers: int) -> list[Cell]:
     ):
         progress.stage("drawing")
         progress.expect(len(missing))
-        futures = [pool.submit(draw_named, *names, num_draws) for names in missing]
+        futures = [pool.submit(named_cell, *names, num_draws) for names in missing]
         for number, future in enumerate(as_completed(futures), 1):
             cell = future.result()
             done.append(cell)
@@ -56,13 +58,6 @@ def draw(file: Path, *, num_draws: int, num_workers: int) -> list[Cell]:
                 out.write(json.dumps(asdict(cell)) + "\n")
             progress.advance(number, f"{cell.parameter}, {cell.way}: p = {cell.pvalue:.3f}")
     return [cell for cell in done if cell.draws == num_draws]
-
-
-def draw_named(parameter: str, way: str, num_draws: int) -> Cell:
-    import torch
-
-    torch.set_num_threads(1)
-    return draw_cell(parameter, way, WAYS[way], num_draws=num_draws)
 
 
 def greedy(file: Path, args: argparse.Namespace, commit: str) -> list[Row]:
@@ -80,25 +75,23 @@ def greedy(file: Path, args: argparse.Namespace, commit: str) -> list[Row]:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare every lossless system, at scale.")
-    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--tokens", type=int, default=ASKED, help="0: none, but for those kept")
     parser.add_argument("--max-tokens", type=int, default=64, help="of one answer")
-    parser.add_argument("--draws", type=int, default=50_000, help="of each cell; 0: none")
+    parser.add_argument("--draws", type=int, default=50_000, help="of each cell; 0: none anew")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("out/exactness"))
     parser.add_argument("--report", type=Path, default=REPORT)
-    parser.add_argument("--report-only", action="store_true", help="of what --out holds")
     args = parser.parse_args(words)
     facts = provenance()
     greedy_file, draws_file = args.out / "greedy.jsonl", args.out / "draws.jsonl"
-    if args.report_only:
-        found, rows = read_cells(draws_file), read_rows(greedy_file)
-    else:
-        workers = max(1, args.workers)
-        found = draw(draws_file, num_draws=args.draws, num_workers=workers) if args.draws else []
+    found, rows = read_cells(draws_file), read_rows(greedy_file)
+    if args.draws:
+        found = draw(draws_file, num_draws=args.draws, num_workers=max(1, args.workers))
+    if args.tokens:
         rows = greedy(greedy_file, args, facts["commit"])
     args.report.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(args.report) as path:
-        path.write_text(page(rows, found, facts, args.tokens), encoding="utf-8")
+        path.write_text(page(rows, found, facts, args.tokens or ASKED), encoding="utf-8")
     num_bad = sum(row.differing for row in rows)
     least = min((cell.pvalue for cell in found), default=1.0)
     print(f"{num_bad} of {sum(row.tokens for row in rows):,} tokens differ; least p {least:.2g}")

@@ -165,6 +165,12 @@ def draw_cell(parameter: str, name: str, way: Way, *, num_draws: int, first_seed
     return Cell(parameter, name, num_draws, len(observed), accepted / max(1, drafted), pvalue)
 
 
+def named_cell(parameter: str, way: str, num_draws: int) -> Cell:
+    """`draw_cell` by name, in a process of its own."""
+    torch.set_num_threads(1)
+    return draw_cell(parameter, way, WAYS[way], num_draws=num_draws)
+
+
 def _merged(
     counts: Mapping[tuple[int, ...], int], masses: Mapping[tuple[int, ...], float], num_draws: int
 ) -> tuple[list[int], list[float]]:
