@@ -129,7 +129,11 @@ class RequestTable:
     def _observe(self, row: Row) -> None:
         tracked = self._tracked.get(row.request_id)
         num_before = len(row.token_ids_T) - row.num_sampled
-        if tracked is not None and tracked.is_ended:
+        if (
+            tracked is not None
+            and tracked.is_ended
+            and num_before >= len(tracked.context.token_ids)
+        ):
             return
         if tracked is not None and len(tracked.context.token_ids) != num_before:
             self._drop(row.request_id)  # vLLM took tokens back: what we remember is not its prefix

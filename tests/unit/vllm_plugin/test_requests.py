@@ -128,6 +128,16 @@ def test_where_vllm_takes_tokens_back_its_prefix_counts(bench: Bench) -> None:
     assert bench.tracked("a").context.prompt_len == 2
 
 
+def test_where_vllm_takes_back_the_end_the_request_goes_on(bench: Bench) -> None:
+    bench.runner.add("a", [1, 2], eos_token_id=0)
+    bench.step({"a": [3, 0]})
+    assert bench.tracked("a").is_ended
+    bench.runner.take_back("a", 1)
+    bench.step({"a": [6]})
+    assert bench.tokens("a") == [1, 2, 3, 6]
+    assert not bench.tracked("a").is_ended
+
+
 def test_nothing_beyond_the_end_is_remembered(bench: Bench) -> None:
     bench.runner.add("a", [1, 2], eos_token_id=0)
     bench.runner.add("b", [1, 2], max_tokens=2)
