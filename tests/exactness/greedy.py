@@ -20,6 +20,7 @@ import torch
 from hvd_ray.bench.workloads import Prompt, load_prompts, load_shipped
 from hvd_ray.config import DEFAULT_MODEL, Config
 from hvd_ray.decode import Decoder
+from hvd_ray.engines.torch_engine import quiet_libraries
 from hvd_ray.fetch import resolve_model
 from hvd_ray.parts.payoff import find_payoff
 from hvd_ray.payoff.cost import RowCosts
@@ -137,6 +138,7 @@ _worker: dict[str, object] = {}
 
 def _load() -> None:
     torch.set_num_threads(1)
+    quiet_libraries()
     model = load_model()
     _worker["model"] = model
     _worker["decoders"] = {arm: model.decoder(arm) for arm in (Arm("greedy"), *ARMS)}

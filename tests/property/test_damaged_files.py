@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ from hvd_ray.drafting.eagle3_checkpoint import TargetShape, load_head, save_head
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost_file import CostFile, CostKey, read_costs
 from hvd_ray.payoff.predictor import CARD_FILE, WEIGHTS_FILE, MlpPredictor
-from hvd_ray.traces.schema import Trace
+from hvd_ray.traces.schema import Trace, steps_to_table, traces_to_table
 from hvd_ray.traces.store import read_steps, read_traces, write_steps, write_traces
 from hvd_ray.traces.transcripts_entries import BadLogRowError
 from hvd_ray.traces.transcripts_formats import LOG_FORMATS, RowDefaults, entries_of, parse_json
@@ -118,6 +120,30 @@ def test_damaged_parquet(folder: Path, table: str) -> None:
         read_or_refused(lambda: read(path))
 
     try_it()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("sampling", {"temperature": -1.0}),
+        ("sampling", {"stop": [""]}),
+        ("sampling", {"max_tokens": 0}),
+        ("source", "nonsense"),
+    ],
+)
+def test_whole_parquet_with_rows_that_are_none(tmp_path: Path, column: str, value: Any) -> None:
+    path = tmp_path / "odd.parquet"
+    if column == "source":
+        table, read = steps_to_table([("t", Step(0, 0, Source.NONE, 0, 0, 1))]), read_steps
+    else:
+        table, read = traces_to_table([trace(0)]), read_traces  # type: ignore[assignment]
+    (row,) = table.to_pylist(maps_as_pydicts="strict")
+    row[column] = {**row[column], **value} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        row[column]["logit_bias"] = list(row[column]["logit_bias"].items())
+    pq.write_table(pa.Table.from_pylist([row], schema=table.schema), path)
+    with pytest.raises(UserError, match=r"odd\.parquet"):
+        read(path)
 
 
 # -- JSONL and logs ------------------------------------------------------------------------------
