@@ -6,6 +6,7 @@ of Serve's with `import_path: hvd_ray.serving.app:build` and the settings under 
 
 # No `from __future__ import annotations` here: Serve reads `build`'s annotation as a class.
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -25,6 +26,7 @@ from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.handle import HandleBackend
 from hvd_ray.serving.kept import KeptSettings
+from hvd_ray.serving.ray_metrics import mirror_for_ever
 from hvd_ray.serving.relay import RelayCall, RelayEvent
 from hvd_ray.serving.replica import Replica
 from hvd_ray.serving.settings import (
@@ -167,9 +169,11 @@ class FrontDeployment:
         self._keys = load_keys(self._config.serving.api_keys)
         self._limits = self._config.serving.limits
         self._front: Front | None = None
+        self._mirror: asyncio.Task[None] | None = None
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         self._front = await self._open_front()
+        self._mirror = asyncio.create_task(mirror_for_ever(self._front))
         return self._front.app()
 
     async def _open_front(self) -> Front:

@@ -146,6 +146,25 @@ def test_the_policy_changes_without_a_restart(base: str, default_model_path: Pat
     assert 'hvd_settings_refused{engine="0",model_name="smollm2-135m"} 1.0' in text
 
 
+def test_rays_own_endpoint_shows_the_figures(base: str, ray_session: Any) -> None:
+    """Case M05: without a scrape of the front, beside Ray's and Serve's own."""
+    node = ray_session.nodes()[0]
+    endpoint = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    wanted = {
+        line.partition(" ")[0].partition("{")[0]
+        for line in httpx.get(f"{base}/metrics", timeout=30).text.splitlines()
+        if line.startswith(("hvd_", "vllm:")) and "_bucket" not in line and "_created" not in line
+    }
+    assert len(wanted) > 15
+    deadline = time.monotonic() + 60
+    lacking = wanted
+    while lacking:
+        assert time.monotonic() < deadline, lacking
+        text = httpx.get(endpoint, timeout=30).text
+        lacking = {name for name in wanted if f"ray_{name.replace(':', '_')}{{" not in text}
+        time.sleep(0.5)
+
+
 def test_a_killed_replica_ends_its_stream_alone_and_comes_back(base: str, ray_session: Any) -> None:
     actors = ray_session.util.list_named_actors(all_namespaces=True)
     name = next(actor["name"] for actor in actors if "hvd#Replica" in actor["name"])
