@@ -159,6 +159,8 @@ def draw_cell(parameter: str, name: str, way: Way, *, num_draws: int, first_seed
         accepted += sum(step.accepted for step in got.steps)
     masses = law(sampling_of(parameter))
     observed, expected = _merged(counts, masses, num_draws)
+    if len(observed) < 2:
+        raise ValueError(f"{num_draws} draws tell no outcomes apart: take more")
     pvalue = float(chisquare(observed, expected).pvalue)
     if any(masses[outcome] == 0 for outcome in counts):
         pvalue = 0.0  # what is ruled out came
