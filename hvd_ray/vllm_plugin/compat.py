@@ -9,8 +9,9 @@ section.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,35 @@ def hook_requests() -> None:
         return request
 
     _wrap(InputProcessor, "process_inputs", around)
+
+
+def hook_request_metrics(
+    take: Callable[[str], list[int]],
+    shown: Callable[[Sequence[int], Sequence[int]], Mapping[str, Any]],
+) -> None:
+    """Add figures of ours to what vLLM tells of an ended request, and show them in its response.
+
+    They go from the engine's process to the front end's behind the drafts of each pass, of which
+    there are as many as accepted lengths.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+
+    def around_update(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = original(scheduler, *args, **kwargs)
+        for client in outputs.values():
+            for output in client.outputs:
+                if output.spec_decode_metrics is not None:
+                    output.spec_decode_metrics.per_step_drafted.extend(take(output.request_id))
+        return outputs
+
+    def around_dict(original: Any, metrics: Any) -> Any:
+        accepted, drafted = metrics.per_step_accepted, metrics.per_step_drafted
+        theirs = replace(metrics, per_step_drafted=drafted[: len(accepted)])
+        return {**original(theirs), **shown(accepted, drafted)}
+
+    _wrap(Scheduler, "update_from_output", around_update)
+    _wrap(RequestSpecDecodeMetrics, "to_dict", around_dict)
 
 
 def hook_workers(around_start: Callable[[Any], Any], after_start: Callable[[Any], None]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hvd_ray.errors import UserError
 from hvd_ray.vllm_plugin import compat
 from hvd_ray.vllm_plugin.options import HvdOptions
+from hvd_ray.vllm_plugin.request_counts import COUNTS, shares
 
 RUNNER_REASON = "hybrid verified decoding (hvd_ray)"
 
@@ -24,6 +25,7 @@ def register() -> None:
         return
     compat.hook_model_runner_choice(RUNNER_REASON)
     compat.hook_requests()
+    compat.hook_request_metrics(COUNTS.take, shares)
     compat.hook_workers(_our_proposers, _bind)
 
 

@@ -77,6 +77,7 @@ class Tracked:
 
     key: str
     """Its name in the cache; unlike vLLM's id it never comes back."""
+    request_id: str
     handle: object
     profile: Profile
     context: DecodeContext
@@ -156,7 +157,9 @@ class RequestTable:
         if num_before > row.prompt_len:
             earlier = row.token_ids_T[row.prompt_len : num_before].tolist()
             self.cache.observe(key, tuple(earlier))
-        tracked = self._tracked[row.request_id] = Tracked(key, row.handle, profile, context)
+        tracked = self._tracked[row.request_id] = Tracked(
+            key, row.request_id, row.handle, profile, context
+        )
         return tracked
 
     def _record(

@@ -13,6 +13,7 @@ from hvd_ray.vllm_plugin import compat, compat_runner
 from hvd_ray.vllm_plugin.metrics import Counters, CountFile, count_file
 from hvd_ray.vllm_plugin.parts import Hybrid, open_hybrid
 from hvd_ray.vllm_plugin.production_traces import TraceSampler
+from hvd_ray.vllm_plugin.request_counts import COUNTS
 from hvd_ray.vllm_plugin.requests import RequestTable, Row, Tracked
 from hvd_ray.vllm_plugin.router import Choice
 
@@ -107,12 +108,14 @@ class HybridSession:
 
     def _on_step(self, tracked: Tracked, step: Step, skipped: str) -> None:
         self.counters.count_step(step, skipped=skipped)
+        COUNTS.note(tracked.request_id, step)
         if step.source == Source.EAGLE3:
             self.hybrid.acceptance.observe(step.drafted, step.accepted)
         if self.traces is not None:
             self.traces.observe(tracked, step)
 
     def _on_end(self, tracked: Tracked) -> None:
+        COUNTS.take(tracked.request_id)  # nobody has asked for them: it was aborted
         if self.traces is not None:
             self.traces.end(tracked, compat_runner.sampling_of(tracked.handle))
             self.counters.put("hvd_traces", self.traces.num_kept)

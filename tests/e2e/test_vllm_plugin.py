@@ -83,6 +83,8 @@ def run(questions, hvd=None, salt=None, **sampling):
     return {"tokens": [list(c.token_ids) for c in completions],
             "ends": [[c.finish_reason, c.stop_reason] for c in completions],
             "logprobs": [len(c.logprobs or ()) for c in completions],
+            "told": [c.spec_decode_metrics and c.spec_decode_metrics.to_dict()
+                     for c in completions],
             "counts": session.counts() if session else {}}
 
 runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
@@ -141,6 +143,7 @@ def test_every_source_gives_what_plain_vllm_gives(
             "num_speculative_tokens": 12,
         },
         "additional_config": {"hvd": {"policy": "cost", "payoff": "own"}},
+        "per_request_spec_decode_metrics": "summary",
     }
     words = ("auto", "cache", "eagle3", "off")
     calls: list[dict[str, Any]] = [
@@ -152,7 +155,9 @@ def test_every_source_gives_what_plain_vllm_gives(
     assert done["proposer"] == "HybridEagleProposer"
     results = iter(done["results"])
     for call in calls[: len(words) * len(QUESTIONS)]:
-        assert next(results)["tokens"][0] == plain[QUESTIONS.index(call["questions"][0])], call
+        found = next(results)
+        assert found["tokens"][0] == plain[QUESTIONS.index(call["questions"][0])], call
+        check_told(found["told"][0], call["hvd"], len(found["tokens"][0]))
     assert next(results)["tokens"] == plain
     assert "auto, cache, eagle3, off" in next(results)["error"]
     for special, expected in zip(SPECIAL, unconfigured[len(QUESTIONS) :], strict=True):
@@ -161,6 +166,16 @@ def test_every_source_gives_what_plain_vllm_gives(
             assert found[what] == expected[what], (special, what)
     for special in REFUSED:
         assert next(iter(special)) in next(results)["error"]
+
+
+def check_told(told: dict[str, Any], word: str, num_tokens: int) -> None:
+    """A request's own figures, as its response gives them."""
+    shares = told["source_share"]
+    allowed = {"off": set(), "cache": {"suffix"}, "eagle3": {"eagle3"}}.get(word, set(shares))
+    assert set(shares) <= {"none", *allowed}, (word, shares)
+    assert word != "eagle3" or shares["eagle3"] > 0.8
+    assert sum(shares.values()) == pytest.approx(1)
+    assert told["num_target_passes"] * told["emitted_per_pass"] == pytest.approx(num_tokens)
 
 
 def test_a_cache_alone_drafts_within_a_scope_and_never_across(

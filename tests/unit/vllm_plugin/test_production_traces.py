@@ -18,7 +18,7 @@ ORIGIN = Origin("engine-1", "model", "sha", "hvd_cost", "vllm", 2048)
 def tracked(name: str, *, output: list[int], max_tokens: int = 32) -> Tracked:
     profile = Profile("salt:secret/model/", max_tokens=max_tokens, stop_token_ids=frozenset({0}))
     context = DecodeContext(TokenBuffer([5, 6, *output]), 2, max_tokens, room=0)
-    return Tracked(name, object(), profile, context)
+    return Tracked(name, name, object(), profile, context)
 
 
 def serve(sampler: TraceSampler, name: str, output: list[int], **limits: int) -> None:
