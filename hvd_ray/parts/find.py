@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from hvd_ray.systems import (
     needs_of,
 )
 from hvd_ray.text import TextCodec
+from hvd_ray.verify.break_even import BreakEven
 from hvd_ray.verify.slim_file import SlimFile
 
 if TYPE_CHECKING:
@@ -81,18 +82,23 @@ class FoundParts:
     def _with_tiers(self, parts: Parts, engine: Engine, config: Config) -> Parts:
         from hvd_ray.engines.torch_tiers import torch_tiers
 
+        assert self.slim is not None
+        return replace(
+            parts,
+            tiers=torch_tiers(torch_engine(engine), self.slim.layers),
+            gate=self.gate[0] if self.gate else None,
+            break_even=self.break_even(config),
+        )
+
+    def break_even(self, config: Config) -> Mapping[str, BreakEven]:
+        """What is known of the slim model's costs here, by verification."""
         slim, settings = self.slim, config.tiers
         assert slim is not None
         escalated = {"tiered": slim.escalation.at(settings.theta_escalate)}
         if self.gate is not None:
             escalated["tiered_learned"] = self.gate[1].escalation.at(settings.theta_learned)
         known = {name: break_even(self.costs, slim, share) for name, share in escalated.items()}
-        return replace(
-            parts,
-            tiers=torch_tiers(torch_engine(engine), slim.layers),
-            gate=self.gate[0] if self.gate else None,
-            break_even={name: found for name, found in known.items() if found},
-        )
+        return {name: found for name, found in known.items() if found}
 
 
 def torch_engine(engine: Engine) -> TorchEngine:

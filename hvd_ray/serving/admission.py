@@ -16,7 +16,7 @@ from hvd_ray.serving.api_error import named_param
 from hvd_ray.serving.calls import Call, Failure, Message, Prompt
 from hvd_ray.serving.settings import Limits
 from hvd_ray.text import TextCodec
-from hvd_ray.types import Request, SamplingParams, scope_key
+from hvd_ray.types import LOSSLESS, Request, SamplingParams, scope_key
 from hvd_ray.verify.sampling import RowDistribution
 
 
@@ -133,12 +133,14 @@ class Admission:
         base = replace(call.sampling, max_tokens=budget)
         if base.min_tokens > budget:
             raise RefusedError(f"min_tokens: must be at most max_tokens ({budget})", "min_tokens")
+        allows_loss = call.verification not in LOSSLESS
         requests = []
         for copy in range(call.num_choices):
             choice = index * call.num_choices + copy
             sampling = _with_seed(base, copy)
             request_id = f"{call.request_id}-{choice}"
-            requests.append((choice, Request(request_id, token_ids, sampling, scope)))
+            request = Request(request_id, token_ids, sampling, scope, allows_loss)
+            requests.append((choice, request))
         return requests
 
     def scope(self, tenant: str, salt: str | None) -> str:

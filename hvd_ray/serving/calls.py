@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hvd_ray.types import FinishReason, SamplingParams, Step
+from hvd_ray.types import FinishReason, SamplingParams, Step, VerificationName
 
 Mode = Literal["off", "cache", "eagle3", "auto"]
 MODES: tuple[Mode, ...] = ("off", "cache", "eagle3", "auto")
@@ -43,6 +43,8 @@ class Call:
     session: str | None = None
     """Requests of one session go to one replica while it has room."""
     mode: Mode = "auto"
+    verification: VerificationName = "full"
+    """Who checks drafts; a lossy one is the client's own wish."""
     max_tokens: int | None = None
     """As the client gave it; None: what the context leaves. 0 with `scores_prompt` or `echo`."""
     prompt_logprobs: int | None = None
@@ -102,6 +104,8 @@ class Piece:
     stop_reason: int | str | None = None
     waited_ms: float = 0.0
     """In the queue, before the output's first cycle."""
+    verification: VerificationName = "full"
+    """The weakest check that a token of the output has passed so far."""
 
 
 FailureKind = Literal["bad_request", "busy", "timeout", "fault", "dead"]
@@ -131,6 +135,8 @@ class ReplicaFacts:
     dtype: str
     context_length: int
     modes: tuple[Mode, ...]
+    verifications: tuple[VerificationName, ...] = ("full",)
+    """What a request may ask for."""
 
 
 @dataclass(frozen=True, slots=True)

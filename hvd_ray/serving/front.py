@@ -223,6 +223,7 @@ class Front:
                 "engine": self.facts.engine,
                 "dtype": self.facts.dtype,
                 "modes": list(self.facts.modes),
+                "verifications": list(self.facts.verifications),
                 "context_length": self.facts.context_length,
                 "policy": state.policy,
                 "tau": state.tau,
@@ -232,10 +233,14 @@ class Front:
                 "num_running": state.num_running,
                 "num_waiting": state.num_waiting,
                 "num_cached_tokens": state.num_cached_tokens,
-                "passes": dict(self.metrics.passes),
+                "passes": await self._passes(),
                 "refused": state.refused,
             }
         )
+
+    async def _passes(self) -> dict[str, int]:
+        """Passes since the start, by what they verified."""
+        return dict(self.metrics.passes)
 
     def _card(self) -> dict[str, Any]:
         return {

@@ -20,6 +20,8 @@ from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.parts.find import FoundParts, Sources, find_parts
 from hvd_ray.payoff.policy import AlwaysCache, AlwaysModel, NeverDraft
 from hvd_ray.serving.calls import Mode
+from hvd_ray.serving.checks import Check, find_checks
+from hvd_ray.serving.settings import ServeConfig
 from hvd_ray.systems import (
     HYBRIDS,
     NEEDS,
@@ -29,6 +31,7 @@ from hvd_ray.systems import (
     build_policy,
 )
 from hvd_ray.text import TextCodec
+from hvd_ray.types import VerificationName
 
 if TYPE_CHECKING:
     from hvd_ray.drafting.eagle3 import Eagle3Head
@@ -60,6 +63,8 @@ class Stage:
     cache: SuffixDrafter
     head: Eagle3Head | None
     model_drafter: ModelDrafter | None
+    checks: Mapping[VerificationName, Check] = field(default_factory=dict)
+    """Who else than the target in full may verify."""
     sources: Sources = field(default_factory=Sources)
     resolve: Callable[[Config], Path] = resolve_configured
     """Where the predictor of a configuration lies now."""
@@ -85,16 +90,21 @@ class Stage:
 class Lineup:
     """The decoders that serve now."""
 
-    decoders: Mapping[Mode, Decoder]
+    verified: Mapping[VerificationName, Mapping[Mode, Decoder]]
     policy: str
     tau: float | None
     predictor: str | None
     notes: tuple[str, ...] = ()
     """Why a better policy was not taken."""
 
+    @property
+    def decoders(self) -> Mapping[Mode, Decoder]:
+        """Those whose drafts the target verifies alone."""
+        return self.verified["full"]
+
 
 def set_stage(
-    config: Config,
+    config: ServeConfig,
     *,
     engine: Engine,
     codec: TextCodec,
@@ -111,7 +121,10 @@ def set_stage(
     head, reading = _load_head(config, engine, codec, sources)
     parts = Parts(head=head)
     model_drafter = build_model_drafter("eagle3", config, engine=reading, parts=parts)
-    return Stage(config, engine, codec, reading, cache, head, model_drafter, sources, resolve)
+    checks = find_checks(config, engine=reading, codec=codec, head=head, sources=sources)
+    return Stage(
+        config, engine, codec, reading, cache, head, model_drafter, checks, sources, resolve
+    )
 
 
 def _load_head(
@@ -152,7 +165,19 @@ def line_up(stage: Stage, policy: PolicyConfig, *, is_named: bool) -> Lineup:
     tau = policy.tau if name == "hvd_tau" else None
     uses_payoff = bool(NEEDS.get(name)) and found.payoff is not None
     predictor = found.payoff.reference if uses_payoff and found.payoff else None
-    return Lineup(MappingProxyType(decoders), name, tau, predictor, notes)
+    verified = {
+        "full": decoders,
+        **{name: _checked(decoders, check) for name, check in stage.checks.items()},
+    }
+    return Lineup(MappingProxyType(verified), name, tau, predictor, notes)
+
+
+def _checked(decoders: Mapping[Mode, Decoder], check: Check) -> dict[Mode, Decoder]:
+    """The same decoders, verified otherwise; one verifier for all, as its audit is."""
+    return {
+        mode: replace(decoder, engine=check.engine, make_verifier=lambda _: check.verifier)
+        for mode, decoder in decoders.items()
+    }
 
 
 def _auto(stage: Stage, name: str, config: Config, parts: Parts) -> Decoder:

@@ -42,7 +42,8 @@ class FrontMetrics:
             "vllm:request_time_per_output_token_seconds", "A later token, mean of one", PER_TOKEN_S
         )
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", "The whole", WHOLE_S)
-        self._cycles = self._counter("hvd_steps", "Target passes, by what they verified", "source")
+        self._cycles = self._counter("hvd_steps", "Cycles, by what they verified", "source")
+        self._passes = self._counter("hvd_passes", "Passes of the target and a slim model", "tier")
         self._source_drafted = self._counter("hvd_draft_tokens", "Drafted tokens", "source")
         self._source_accepted = self._counter("hvd_accepted_tokens", "Accepted tokens", "source")
         self._source_emitted = self._counter("hvd_emitted_tokens", "Output tokens", "source")
@@ -62,6 +63,8 @@ class FrontMetrics:
             self._cycles.labels(**self._model, **source).inc()
             self._source_emitted.labels(**self._model, **source).inc(step.emitted)
             self._generated.labels(**self._model).inc(step.emitted)
+            self._passes.labels(**self._model, tier="full").inc(step.full_passes)
+            self._passes.labels(**self._model, tier="slim").inc(step.slim_passes)
             if step.source is Source.NONE:
                 continue
             self._drafts.labels(**self._model).inc()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from typing import Any
 
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_model, tokenizer_sha
 from hvd_ray.parts.find import Sources, find_parts
+from hvd_ray.serving.checks import refuse_checks
 from hvd_ray.serving.kept import KeptSettings
 from hvd_ray.serving.lineup import Stage, set_stage
 from hvd_ray.serving.replica import Replica
-from hvd_ray.serving.settings import ServeConfig, hot_settings
+from hvd_ray.serving.settings import ServeConfig, hot_settings, num_shared_cores
 from hvd_ray.traces.store import read_traces
 
 _log = logging.getLogger(__name__)
@@ -26,11 +26,13 @@ def check(config: ServeConfig) -> None:
         UserError: a part that was named, or that a named policy needs, cannot be had.
     """
     if config.serving.engine == "vllm":
-        from hvd_ray.serving.vllm_engine import engine_arguments
+        from hvd_ray.serving.vllm_arguments import engine_arguments
 
         engine_arguments(config)
-    elif "name" in config.policy.model_fields_set:
+        return
+    if "name" in config.policy.model_fields_set:
         find_parts([config.policy.name], config, Sources())
+    refuse_checks(config, Sources())
 
 
 def load_stage(config: ServeConfig) -> Stage:
@@ -41,7 +43,9 @@ def load_stage(config: ServeConfig) -> Stage:
     """
     from hvd_ray.systems import load_engine
 
-    config = config.model_copy(update={"num_threads": config.num_threads or _threads(config)})
+    config = config.model_copy(
+        update={"num_threads": config.num_threads or num_shared_cores(config)}
+    )
     engine, codec = load_engine(config)
     return set_stage(config, engine=engine, codec=codec)
 
@@ -77,11 +81,6 @@ def open_replica(
         num_tokens = warm(stage, served, config, root=root)
         _log.info("the cache begins with %d tokens of %s", num_tokens, config.serving.warm_traces)
     return served
-
-
-def _threads(config: ServeConfig) -> int:
-    """The cores that are this process's share: replicas of one machine do not fight for them."""
-    return max(1, len(os.sched_getaffinity(0)) // config.serving.replicas)
 
 
 def warm(stage: Stage, served: Replica, config: ServeConfig, *, root: str) -> int:

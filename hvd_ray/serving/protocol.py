@@ -16,7 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hvd_ray.errors import UserError
 from hvd_ray.serving.api_error import ApiError, bad_request, named_param
 from hvd_ray.serving.calls import Message, Mode, Prompt
-from hvd_ray.types import MAX_COUNT, MAX_TOP_LOGPROBS, MIN_TEMPERATURE, SamplingParams
+from hvd_ray.types import (
+    MAX_COUNT,
+    MAX_TOP_LOGPROBS,
+    MIN_TEMPERATURE,
+    SamplingParams,
+    VerificationName,
+)
 
 MAX_CHOICES = 128
 MAX_STOPS = 32
@@ -62,7 +68,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "tools": ([],),
         "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
-        "verification": ("full",),
         "watermarking": (False,),
         "web_search_options": (),
     }
@@ -119,6 +124,8 @@ class _Generation(_Body):
     """Ours: `hvd` in each choice, the decisions of each cycle and who proposed which text."""
     hvd: Mode = "auto"
     """Ours: what may be drafted from. The text is the same whatever it says."""
+    verification: VerificationName | None = None
+    """Ours: who checks drafts, of those that the deployment allows; None: the target, in full."""
 
     @property
     def wants_usage(self) -> bool:

@@ -31,6 +31,7 @@ TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 OURS = frozenset({"hvd", "return_metrics", "verification"})
 _OURS_ALONE = re.compile(rb"\bhvd_(rejected|client|replicas|settings)_")
 """What the engine cannot know; the rest is its own to tell."""
+_STEPS = re.compile(r'^hvd_steps_total\{[^}]*source="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _ASKED_HEADERS = {"content-type": "application/json"}
 
 
@@ -99,6 +100,12 @@ class RelayFront(Front):
         text = body if head.status == 200 else b""
         return Response(text + b"\n".join(kept) + b"\n", media_type="text/plain; version=0.0.4")
 
+    async def _passes(self) -> dict[str, int]:
+        """Of one replica; the front sees none of them itself."""
+        _, body = await self._whole_body(RelayCall("GET", "/metrics", {}))
+        found = _STEPS.findall(body.decode(errors="replace"))
+        return {source: round(float(number)) for source, number in found}
+
     async def _pass(self, request: Request, path: str) -> Response:
         tenant = self._tenant(request)
         given = read_object(await self._read(request))
@@ -121,7 +128,8 @@ class RelayFront(Front):
             if value is not None and name not in known and name not in OURS:
                 raise bad_request(f"{name}: unknown parameter", name, "unknown_parameter")
         if given.get("verification") not in (None, "full"):
-            raise bad_request("not supported: verification; leave it out", "verification")
+            message = 'verification: this deployment checks in full; leave it out or give "full"'
+            raise bad_request(message, "verification", "unsupported_parameter")
         if given.get("model") is not None:
             self._check_model(str(given["model"]))
         body = {k: v for k, v in given.items() if k not in OURS and v is not None}

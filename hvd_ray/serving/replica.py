@@ -12,8 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+from hvd_ray.decode import Decoder
 from hvd_ray.errors import UserError
 from hvd_ray.serving.admission import Admission, RefusedError
 from hvd_ray.serving.calls import (
@@ -30,6 +32,7 @@ from hvd_ray.serving.loop import DecodeLoop, LoopEndedError
 from hvd_ray.serving.settings import HotSettings, hot_settings
 from hvd_ray.serving.tasks import DecodeTask, ScoreTask
 from hvd_ray.serving.work import Work
+from hvd_ray.shipped import shipped_folder
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class Replica:
         self._predictor = stage.predictor_folder(hot.policy)
         self._num_requests = 0
         self._refused: str | None = None
+        self._poll_refusal: str | None = None
         self._changing = asyncio.Lock()
         self.facts = ReplicaFacts(
             model=name,
@@ -70,6 +74,7 @@ class Replica:
             dtype=stage.engine.capabilities.dtype,
             context_length=stage.engine.capabilities.context_length,
             modes=tuple(self._lineup.decoders),
+            verifications=tuple(self._lineup.verified),
         )
 
     # -- serving ---------------------------------------------------------------------------
@@ -105,13 +110,7 @@ class Replica:
 
     async def _begin(self, call: Call, work: Work) -> None:
         """Submit the call's tasks; nothing is submitted if any part of it is refused."""
-        decoder = self._lineup.decoders.get(call.mode)
-        if decoder is None:
-            raise RefusedError(
-                f"hvd: {call.mode!r} is not served here: this model has no EAGLE-3 head; "
-                f"choose from {', '.join(self.facts.modes)}",
-                "hvd",
-            )
+        decoder = self._decoder(call)
         self._admission.check_sampling(call.sampling)
         encoded = [
             await self._in_tokenizer(self._admission.encode, prompt) for prompt in call.prompts
@@ -127,6 +126,29 @@ class Replica:
         work.num_unopened = len(plans)
         for index, tasks in enumerate(plans):
             self._open(call, index, encoded[index], tasks, work)
+
+    def _decoder(self, call: Call) -> Decoder:
+        """The decoder for what a call asks for.
+
+        Raises:
+            RefusedError: it is not served here; names the field.
+        """
+        decoders = self._lineup.verified.get(call.verification)
+        if decoders is None:
+            raise RefusedError(
+                f"verification: {call.verification!r} is not allowed by this deployment; choose "
+                f"from {', '.join(self.facts.verifications)}",
+                "verification",
+                "unsupported_parameter",
+            )
+        decoder = decoders.get(call.mode)
+        if decoder is None:
+            raise RefusedError(
+                f"hvd: {call.mode!r} is not served here: this model has no EAGLE-3 head; "
+                f"choose from {', '.join(self.facts.modes)}",
+                "hvd",
+            )
+        return decoder
 
     def _open(
         self,
@@ -235,13 +257,31 @@ class Replica:
             try:
                 folder = await asyncio.to_thread(self._stage.predictor_folder, policy)
                 if folder == self._predictor:
+                    self._forgive()
                     return False
+                self._check_found(folder)
                 await self._line_up(self._hot)
             except UserError as error:
                 self.refuse(error)
+                self._poll_refusal = str(error)
                 return False
             self._predictor = folder
             return True
+
+    def _check_found(self, folder: Path | None) -> None:
+        """A registry that is gone looks like one that never had a champion.
+
+        Raises:
+            UserError: one served until now, and none is to be found.
+        """
+        shipped = shipped_folder(self._stage.config.model, "payoff")
+        if self._predictor is not None and folder in (None, shipped):
+            raise UserError("the registry gives no champion any more, or cannot be reached")
+
+    def _forgive(self) -> None:
+        """The registry names again what serves."""
+        if self._refused is not None and self._refused == self._poll_refusal:
+            self._refused = None
 
     def poll_every(self, seconds: float) -> None:
         """Refresh from time to time, on the running event loop, until `end`."""
@@ -249,7 +289,10 @@ class Replica:
         async def poll() -> None:
             while True:
                 await asyncio.sleep(seconds)
-                await self.refresh()
+                try:
+                    await self.refresh()
+                except Exception:  # noqa: BLE001 - one look at the registry must not be the last
+                    _log.exception("the registry was asked in vain; what serves stays")
 
         self._polling = asyncio.get_running_loop().create_task(poll())
 

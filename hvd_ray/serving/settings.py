@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hvd_ray.config import Config, PolicyConfig, Positive, validated
 from hvd_ray.errors import NotSupportedError
+from hvd_ray.types import VerificationName
 
 FRONT, REPLICA = "Front", "Replica"
 """The deployments' names in Serve, which its YAML files use."""
@@ -67,6 +69,8 @@ class ServingConfig(_Section):
     gpus_per_replica: Annotated[float, Field(ge=0, le=1024)] = 0.0
     api_keys: Path | None = None
     """A file of `NAME KEY` lines; None: the variable HVD_API_KEYS, or no keys on loopback."""
+    verification: tuple[VerificationName, ...] = ()
+    """What a request may ask for beside `full`; each needs a slim model (torch engine)."""
     limits: Limits = Limits()
     warm_traces: Path | None = None
     """Traces whose outputs the cache begins with."""
@@ -103,6 +107,11 @@ class ServeConfig(Config):
         }
 
 
+def num_shared_cores(config: ServeConfig) -> int:
+    """The cores that are this process's share: replicas of one machine do not fight for them."""
+    return max(1, len(os.sched_getaffinity(0)) // config.serving.replicas)
+
+
 def deploy_tree(config: ServeConfig, *, app: str) -> dict[str, Any]:
     """What a YAML file of Serve's says for these settings, but for where it listens.
 
@@ -124,13 +133,17 @@ def serve_config(tree: Mapping[str, Any]) -> ServeConfig:
 
     Raises:
         UserError: a key is unknown or a value out of range.
-        NotSupportedError: another verification than `full`.
+        NotSupportedError: another verification for everybody, or any but `full` with vLLM.
     """
     config = validated(ServeConfig, dict(tree), where=LISTED_IN)
     if config.verification != "full":
         raise NotSupportedError(
-            f"verification={config.verification} in `hvd serve`, which verifies in full; slim "
-            "models decode with `hvd bench` and in Python"
+            f"verification={config.verification} for every request of `hvd serve`; let requests "
+            f"choose it with serving.verification=[{config.verification}]"
+        )
+    if config.serving.verification and config.serving.engine == "vllm":
+        raise NotSupportedError(
+            "serving.verification with vLLM, which verifies in full; serve with --engine torch"
         )
     return config
 

@@ -100,7 +100,12 @@ class _Shape:
             **self._extras(steps, piece.spans, piece.token_ids),
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
+            **(self._made_by(piece) if piece.finish_reason else {}),
         }
+
+    def _made_by(self, made: Piece | Output) -> Json:
+        """Who has checked the output, for a request that chose."""
+        return {} if self._base.verification is None else {"verification": made.verification}
 
     def _is_silent(self, piece: Piece) -> bool:
         """Whether a cycle has nothing to show: its text may yet become a stop string."""
@@ -141,6 +146,7 @@ class CompletionShape(_Shape):
             salt=body.cache_salt,
             session=session,
             mode=body.hvd,
+            verification=body.verification or "full",
             max_tokens=body.max_tokens,
             prompt_logprobs=body.logprobs if scores_prompt else None,
             shows_prompt=body.echo or body.return_token_ids,
@@ -168,6 +174,7 @@ class CompletionShape(_Shape):
             "finish_reason": output.finish_reason or "length",
             "stop_reason": output.stop_reason,
             **self._extras(output.steps, output.spans, output.token_ids),
+            **self._made_by(output),
         }
         if self._body.return_token_ids:
             choice["prompt_token_ids"] = list(opening.prompt_token_ids)
@@ -242,6 +249,7 @@ class ChatShape(_Shape):
             salt=body.cache_salt,
             session=session,
             mode=body.hvd,
+            verification=body.verification or "full",
             max_tokens=body.budget,
             shows_prompt=body.return_token_ids,
             shows_spans=body.return_steps,
@@ -265,6 +273,7 @@ class ChatShape(_Shape):
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             **self._extras(output.steps, output.spans, output.token_ids),
+            **self._made_by(output),
         }
 
     def opening_chunks(self, opening: Opening) -> list[Json]:

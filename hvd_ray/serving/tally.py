@@ -9,7 +9,7 @@ from typing import Any
 
 from hvd_ray.serving.calls import Event, Opening, Piece, ScoredToken, Span
 from hvd_ray.serving.metrics import FrontMetrics
-from hvd_ray.types import Source, Step
+from hvd_ray.types import Source, Step, VerificationName
 
 
 @dataclass(slots=True)
@@ -28,6 +28,7 @@ class Output:
     num_first: int = 0
     """Tokens of the first cycle."""
     waited_ms: float = 0.0
+    verification: VerificationName = "full"
 
     def add(self, piece: Piece, now_s: float) -> None:
         if self.first_s is None:
@@ -40,6 +41,7 @@ class Output:
         self.finish_reason = piece.finish_reason
         self.stop_reason = piece.stop_reason
         self.waited_ms = piece.waited_ms
+        self.verification = piece.verification
 
 
 @dataclass(slots=True)
@@ -128,6 +130,7 @@ def speculation(steps: Sequence[Step]) -> dict[str, Any] | None:
     drafted = [step for step in steps if step.source is not Source.NONE]
     num_accepted = sum(step.accepted for step in drafted)
     num_drafted = sum(step.drafted for step in drafted)
+    num_passes = sum(step.full_passes for step in steps)
     longest = max((step.drafted for step in drafted), default=0)
     histogram = [0] * (longest + 1)
     for step in drafted:
@@ -145,7 +148,8 @@ def speculation(steps: Sequence[Step]) -> dict[str, Any] | None:
         "num_accepted_draft_tokens": num_accepted,
         "num_draft_tokens": num_drafted,
         "num_spec_tokens": longest,
-        "num_target_passes": len(steps),
-        "emitted_per_pass": sum(step.emitted for step in steps) / len(steps),
+        "num_target_passes": num_passes,
+        "num_slim_passes": sum(step.slim_passes for step in steps),
+        "emitted_per_pass": sum(step.emitted for step in steps) / max(1, num_passes),
         "source_share": shares,
     }

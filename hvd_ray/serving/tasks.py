@@ -116,6 +116,7 @@ class DecodeTask:
             trimmed.finish_reason,
             stop,
             self._waited_ms,
+            generation.state.verification,
         )
 
     def _split(self, step: Step, trimmed: Trimmed) -> tuple[Span, ...]:

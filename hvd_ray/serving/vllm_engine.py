@@ -11,17 +11,14 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from hvd_ray.errors import NotSupportedError, UserError
+from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_model
-from hvd_ray.serving.calls import MODES, Failure, Mode, ReplicaFacts, ReplicaState
+from hvd_ray.serving.calls import Failure, ReplicaFacts, ReplicaState
 from hvd_ray.serving.relay import RelayCall, RelayEvent, relayed
-from hvd_ray.serving.settings import HotSettings, ServeConfig, hot_settings
-from hvd_ray.systems import head_folder
-from hvd_ray.vllm_plugin.options import OWN_PAYOFF, POLICIES, SECTION
+from hvd_ray.serving.settings import HotSettings, ServeConfig, hot_settings, num_shared_cores
+from hvd_ray.serving.vllm_arguments import engine_arguments, policy_name, served_modes
 
 _log = logging.getLogger(__name__)
-MAX_DRAFT = 32
-"""The most tokens of one draft: vLLM's scheduler keeps room for them in every step."""
 
 
 class VllmReplica:
@@ -47,11 +44,9 @@ class VllmReplica:
     @classmethod
     async def open(cls, config: ServeConfig, hot: HotSettings) -> VllmReplica:
         """Start the engine; takes half a minute and more."""
-        _set_environment()
+        set_environment(config)
         config = config.model_copy(update={"policy": hot.policy})
-        from ray.llm._internal.serve.core.server.llm_server import LLMServer
-
-        server = LLMServer.sync_init(_llm_config(config, engine_arguments(config)))
+        server = _server(config)
         await server.start()
         return cls(config, hot, server, await server.__serve_build_asgi_app__())
 
@@ -115,92 +110,6 @@ class VllmReplica:
         return True
 
 
-def engine_arguments(config: ServeConfig) -> dict[str, Any]:
-    """Arguments of vLLM's engine: our plugin drafts, unless `serving.vllm` says how it is to.
-
-    Raises:
-        UserError: a setting cannot be had with this engine.
-    """
-    given = dict(config.serving.vllm)
-    if "model" in given:
-        raise UserError("serving.vllm.model: name the model with model=, at the top")
-    arguments: dict[str, Any] = {"dtype": config.dtype, "enable_prefix_caching": True}
-    if not config.serving.gpus_per_replica:
-        arguments |= {"distributed_executor_backend": "uni", "enforce_eager": True}
-    if not {"speculative_config", "additional_config"} & set(given):
-        arguments |= _hybrid(config)
-    arguments |= given
-    if arguments.get("speculative_config"):
-        arguments.setdefault("per_request_spec_decode_metrics", "summary")
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _hybrid(config: ServeConfig) -> dict[str, Any]:
-    """The plugin's configuration for our settings; with the head that is at hand."""
-    speculative: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": MAX_DRAFT}
-    try:
-        speculative |= {"method": "eagle3", "model": str(head_folder(config))}
-    except UserError:
-        if config.drafting.eagle3.head is not None:
-            raise
-    section: dict[str, Any] = {
-        **_policy_options(config),
-        "cache": config.drafting.suffix.model_dump(exclude_unset=True),
-        "eagle3_tokens": config.drafting.eagle3.num_tokens,
-    }
-    return {"speculative_config": speculative, "additional_config": {SECTION: section}}
-
-
-def _policy_options(config: ServeConfig) -> dict[str, Any]:
-    """Our policy under the plugin's name; `cost` where nobody named one."""
-    policy = config.policy
-    if "name" not in policy.model_fields_set:
-        return {"policy": "cost", "payoff": policy.predictor or _champion(config) or OWN_PAYOFF}
-    name = next((ours for ours, system in POLICIES.items() if system == policy.name), None)
-    if name is None:
-        raise NotSupportedError(
-            f"policy.name={policy.name} with vLLM; choose from {', '.join(POLICIES.values())}"
-        )
-    options: dict[str, Any] = {"policy": name}
-    if name in ("cost", "tau"):
-        options["payoff"] = policy.predictor
-    if name == "tau":
-        options["tau"] = policy.tau
-    if name == "match":
-        options["min_match"] = policy.min_match
-    return options
-
-
-def _champion(config: ServeConfig) -> str | None:
-    from hvd_ray.tracking import resolve_predictor
-
-    try:
-        return str(resolve_predictor(config=config))
-    except UserError:
-        return None
-
-
-def has_plugin(arguments: Mapping[str, Any]) -> bool:
-    """Whether the engine drafts with our plugin, which reads what a request asks for."""
-    return SECTION in (arguments.get("additional_config") or {})
-
-
-def served_modes(arguments: Mapping[str, Any]) -> tuple[Mode, ...]:
-    """vLLM's own drafters cannot be chosen for a request."""
-    if not has_plugin(arguments):
-        return ("auto",)
-    has_head = arguments["speculative_config"].get("method") == "eagle3"
-    return MODES if has_head else tuple(mode for mode in MODES if mode != "eagle3")
-
-
-def policy_name(arguments: Mapping[str, Any]) -> str:
-    """What drafts, in two words."""
-    if has_plugin(arguments):
-        return f"hvd {arguments['additional_config'][SECTION].get('policy', 'cost')}"
-    speculative = arguments.get("speculative_config")
-    return f"vLLM {speculative['method']}" if speculative else "greedy"
-
-
 def _llm_config(config: ServeConfig, arguments: Mapping[str, Any]) -> Any:
     """Ray Serve LLM's configuration."""
     from ray.serve.llm import LLMConfig
@@ -217,10 +126,35 @@ def _llm_config(config: ServeConfig, arguments: Mapping[str, Any]) -> Any:
     )
 
 
-def _set_environment() -> None:
-    """vLLM uses one of two cores unless told otherwise; the caller's settings win."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}-{cores[-1]}")
+def _server(config: ServeConfig) -> Any:
+    """Ray Serve LLM's server, without what costs half of its start on a small machine."""
+    from ray.llm._internal.serve.core.server.llm_server import LLMServer
+    from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
+
+    class Engine(VLLMEngine):  # type: ignore[misc]
+        def _prepare_engine_config(self, callback_ctx: Any) -> Any:
+            """On a CPU theirs has the model in a process of its own, so that vLLM can bind its
+            threads; beside the scheduler it saves an import of vLLM and a queue."""
+            *arguments, vllm_config = super()._prepare_engine_config(callback_ctx)
+            if not config.serving.gpus_per_replica:
+                vllm_config.parallel_config.distributed_executor_backend = "uni"
+            return *arguments, vllm_config
+
+    class Server(LLMServer):  # type: ignore[misc]
+        async def _start_engine(self) -> None:
+            """Theirs also starts an actor that reports what was deployed."""
+            await self.engine.start()
+
+    llm_config = _llm_config(config, engine_arguments(config))
+    if resolve_model(config.model).is_local:  # nothing to download in a process of its own
+        llm_config.get_or_create_callback().ctx.run_init_node = False
+    return Server.sync_init(llm_config, engine_cls=Engine)
+
+
+def set_environment(config: ServeConfig) -> None:
+    """For vLLM's own processes; the caller's settings win, but for the threads: Ray sets one."""
+    if not config.serving.gpus_per_replica:
+        os.environ["OMP_NUM_THREADS"] = str(config.num_threads or num_shared_cores(config))
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_PLUGINS", "hvd_ray")  # others may be made for other versions

@@ -1,6 +1,7 @@
 """A front over a replica of the toy engine, all in this process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.errors import UserError
 from hvd_ray.parts.find import Sources
 from hvd_ray.serving.auth import ApiKeys
+from hvd_ray.serving.checks import Check
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.lineup import set_stage
 from hvd_ray.serving.replica import Replica
-from hvd_ray.serving.settings import Limits, hot_settings
+from hvd_ray.serving.settings import Limits, ServeConfig, hot_settings
 
 MODEL = "toy"
 
@@ -34,11 +36,13 @@ def make_replica(
     sources: Sources = NO_SOURCES,
     resolve: Callable[[Config], Path] = _nothing,
     codec: ToyCodec | None = None,
+    checks: Mapping[Any, Check] | None = None,
 ) -> Replica:
     """A replica of a toy; end it."""
     engine = engine or ToyEngine()
     codec = codec or ToyCodec()
-    stage = set_stage(Config(), engine=engine, codec=codec, sources=sources, resolve=resolve)
+    stage = set_stage(ServeConfig(), engine=engine, codec=codec, sources=sources, resolve=resolve)
+    stage = replace(stage, checks=checks or {})
     return Replica(stage, name=MODEL, root="/toys/toy", hot=hot_settings(hot or {}))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from hvd_ray.config import Config
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.lineup import set_stage
 from hvd_ray.serving.replica import Replica
+from hvd_ray.serving.settings import ServeConfig
 from hvd_ray.text import HFTextCodec
 from tests.unit.serving.conftest import NO_SOURCES, _nothing
 
@@ -25,7 +25,9 @@ def client(tiny_llama_path: Path) -> Iterator[TestClient]:
 
     engine = TorchEngine.load(tiny_llama_path, dtype="float32", num_threads=1)
     codec = HFTextCodec(tiny_llama_path)
-    stage = set_stage(Config(), engine=engine, codec=codec, sources=NO_SOURCES, resolve=_nothing)
+    stage = set_stage(
+        ServeConfig(), engine=engine, codec=codec, sources=NO_SOURCES, resolve=_nothing
+    )
     replica = Replica(stage, name="tiny", root=str(tiny_llama_path))
     front = Front(replica, replica.facts)
     with TestClient(front.app(), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as made:

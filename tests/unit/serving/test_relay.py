@@ -50,7 +50,8 @@ class Upstream:
             self.left.set()
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
-        return PlainTextResponse("vllm:spec_decode_num_drafts_total 3.0\n")
+        steps = 'hvd_steps_total{model_name="m",source="suffix"} 7.0\n'
+        return PlainTextResponse("vllm:spec_decode_num_drafts_total 3.0\n" + steps)
 
     def app(self) -> Starlette:
         return Starlette(
@@ -170,6 +171,7 @@ def test_metrics_are_vllms_and_ours(client: TestClient) -> None:
     assert "vllm:spec_decode_num_drafts_total 3.0" in text
     assert text.count("vllm:spec_decode_num_drafts_total") == 1
     assert "hvd_rejected_requests_total" in text
+    assert client.get("/ui/state").json()["passes"] == {"suffix": 7}
 
 
 def test_leaving_a_stream_reaches_the_application() -> None:

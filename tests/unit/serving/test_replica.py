@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,19 @@ from hvd_ray.engines.toy import ToyEngine
 from hvd_ray.errors import UserError
 from hvd_ray.parts.find import Sources
 from hvd_ray.parts.payoff import PayoffSource
+from hvd_ray.payoff.cost_file import CostFile, CostKey
 from hvd_ray.serving.calls import Call, Event, Failure, Opening, Piece
 from hvd_ray.serving.replica import Replica
+from hvd_ray.shipped import shipped_folder
 from hvd_ray.types import Request, SamplingParams
 from tests.unit.payoff.networks import random_predictor
 from tests.unit.serving.conftest import NO_SOURCES, make_replica
 
+COSTS = CostFile(
+    key=CostKey(model="m", dtype="float32", engine="torch", device="cpu", num_threads=1),
+    rows=(1, 64),
+    verify_ms=(10.0, 12.0),
+)
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 
 
@@ -278,12 +285,56 @@ def test_a_moved_alias_is_picked_up_and_a_corrupt_one_is_not() -> None:
         assert state.predictor == "champion v2"
         assert "damaged" in (state.refused or "")
         assert isinstance((await events_of(replica, call()))[-1], Piece)
-        registry.champion = None  # the registry is gone
+        registry.champion, registry.is_corrupt = "v2", False
         assert not await replica.refresh()
-        assert (await replica.state()).predictor == "champion v2"
-        registry.champion, registry.is_corrupt = "v4", False
+        assert (await replica.state()).refused is None
+        registry.champion = "v4"
         assert await replica.refresh()
         assert (await replica.state()).refused is None
+
+    asyncio.run(run())
+    replica.end()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_registry_that_is_gone_changes_nothing(is_named: bool) -> None:
+    """Neither to what ships nor, where nobody named a policy, to one that needs no predictor."""
+    registry = Registry()
+    registry.champion = "v1"
+    shipped = shipped_folder("smollm2-135m", "payoff")
+    sources = Sources(payoff=registry.find, costs=lambda _: COSTS, head=NO_SOURCES.head)
+    hot: dict[str, Any] = {"policy": {"name": "hvd_cost"} if is_named else {}}
+    replica = make_replica(hot, sources=sources, resolve=registry.resolve)
+
+    async def run() -> None:
+        for gone in (None, str(shipped)):
+            registry.champion = gone
+            assert not await replica.refresh()
+            state = await replica.state()
+            assert (state.policy, state.predictor) == ("hvd_cost", "champion v1")
+            assert "cannot be reached" in (state.refused or "")
+            registry.champion = "v1"
+            assert not await replica.refresh()
+            assert (await replica.state()).refused is None
+
+    asyncio.run(run())
+    replica.end()
+
+
+def test_a_poll_that_breaks_is_not_the_last() -> None:
+    answers: Iterator[Any] = iter([Path("v1"), OSError("disk full"), Path("v2")])
+
+    def resolve(config: Config) -> Path:  # noqa: ARG001
+        answer = next(answers, Path("v2"))
+        if isinstance(answer, OSError):
+            raise answer
+        return Path(answer)
+
+    replica = make_replica(resolve=resolve)
+
+    async def run() -> None:
+        replica.poll_every(0.001)
+        await until(lambda: replica._predictor == Path("v2"))
 
     asyncio.run(run())
     replica.end()

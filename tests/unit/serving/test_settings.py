@@ -29,7 +29,7 @@ def test_what_may_change_is_not_part_of_what_lasts() -> None:
         ({"serving": {"engine": "gpu"}}, "serving.engine"),
         ({"serving": {"limits": {"request_timeout_s": 0}}}, "request_timeout_s"),
         ({"serving": {"replicas": 0}}, "serving.replicas"),
-        ({"verification": "nested"}, "verification=nested in .hvd serve., which verifies in full"),
+        ({"verification": "nested"}, r"choose it with serving.verification=.nested."),
     ],
 )
 def test_mistakes_are_named(tree: dict[str, Any], word: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.serving.settings import serve_config
-from hvd_ray.serving.vllm_engine import engine_arguments, has_plugin, policy_name, served_modes
+from hvd_ray.serving.vllm_arguments import engine_arguments, has_plugin, policy_name, served_modes
 from hvd_ray.vllm_plugin.options import read_options
 
 

@@ -1,0 +1,75 @@
+"""Verifications that requests of a deployment may choose beside `full`: a slim model's help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hvd_ray.config import Config
+from hvd_ray.engines.base import Engine, TieredEngine
+from hvd_ray.parts.find import FoundParts, Sources, find_parts
+from hvd_ray.serving.settings import ServeConfig
+from hvd_ray.systems import build_verifier
+from hvd_ray.text import TextCodec
+from hvd_ray.types import VerificationName
+from hvd_ray.verify.break_even import refuse_unless_it_pays
+from hvd_ray.verify.exact import Verifier
+
+if TYPE_CHECKING:
+    from hvd_ray.drafting.eagle3 import Eagle3Head
+
+JUDGED = ("tiered", "tiered_learned")
+"""Those that are refused where they cost more than they save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A target with its slim model and who verifies with them; for a replica's life, so that an
+    audit's trust outlives a change of policy."""
+
+    engine: TieredEngine
+    verifier: Verifier
+
+
+def find_checks(
+    config: ServeConfig,
+    *,
+    engine: Engine,
+    codec: TextCodec,
+    head: Eagle3Head | None,
+    sources: Sources,
+) -> Mapping[VerificationName, Check]:
+    """What `serving.verification` allows, built.
+
+    Raises:
+        UserError: a slim model or gate cannot be had, or it cannot pay here.
+    """
+    found: dict[VerificationName, Check] = {}
+    for name in _allowed(config):
+        parts = replace(_find(name, config, sources).load(engine, codec, config)[0], head=head)
+        verifier = build_verifier(f"greedy+{name}", config, engine=engine, parts=parts)
+        assert parts.tiers is not None
+        found[name] = Check(parts.tiers, verifier)
+    return MappingProxyType(found)
+
+
+def refuse_checks(config: ServeConfig, sources: Sources) -> None:
+    """Refuse, before a model is loaded, what `find_checks` would refuse.
+
+    Raises:
+        UserError: as there.
+    """
+    for name in _allowed(config):
+        known = _find(name, config, sources).break_even(config)
+        if name in JUDGED:
+            refuse_unless_it_pays(known.get(name), is_forced=config.tiers.is_forced)
+
+
+def _allowed(config: ServeConfig) -> list[VerificationName]:
+    return [name for name in config.serving.verification if name != "full"]
+
+
+def _find(name: VerificationName, config: Config, sources: Sources) -> FoundParts:
+    return find_parts([f"greedy+{name}"], config, sources)[1]

@@ -1,0 +1,116 @@
+"""Arguments of vLLM's engine and endpoints from our settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hvd_ray.errors import NotSupportedError, UserError
+from hvd_ray.serving.calls import MODES, Mode
+from hvd_ray.serving.settings import ServeConfig
+from hvd_ray.shipped import shipped_folder
+from hvd_ray.systems import head_folder
+from hvd_ray.vllm_plugin.options import OWN_PAYOFF, POLICIES, SECTION
+
+MAX_DRAFT = 32
+"""The most tokens of one draft: vLLM's scheduler keeps room for them in every step."""
+TOOL_PARSER = "hermes"
+"""What many small models were trained to write: JSON between `<tool_call>` tags."""
+TEMPLATE = "tools.jinja"
+"""A chat template that shows tools, for a model whose own one does not."""
+
+
+def engine_arguments(config: ServeConfig) -> dict[str, Any]:
+    """Arguments of vLLM's engine: our plugin drafts, unless `serving.vllm` says how it is to.
+
+    Raises:
+        UserError: a setting cannot be had with this engine.
+    """
+    given = dict(config.serving.vllm)
+    if "model" in given:
+        raise UserError("serving.vllm.model: name the model with model=, at the top")
+    arguments: dict[str, Any] = {"dtype": config.dtype, "enable_prefix_caching": True}
+    if not config.serving.gpus_per_replica:
+        arguments |= {"enforce_eager": True}
+    if not {"speculative_config", "additional_config"} & set(given):
+        arguments |= _hybrid(config)
+    arguments |= _tools(config, given) | given
+    if arguments.get("speculative_config"):
+        arguments.setdefault("per_request_spec_decode_metrics", "summary")
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _hybrid(config: ServeConfig) -> dict[str, Any]:
+    """The plugin's configuration for our settings; with the head that is at hand."""
+    speculative: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": MAX_DRAFT}
+    try:
+        speculative |= {"method": "eagle3", "model": str(head_folder(config))}
+    except UserError:
+        if config.drafting.eagle3.head is not None:
+            raise
+    section: dict[str, Any] = {
+        **_policy_options(config),
+        "cache": config.drafting.suffix.model_dump(exclude_unset=True),
+        "eagle3_tokens": config.drafting.eagle3.num_tokens,
+    }
+    return {"speculative_config": speculative, "additional_config": {SECTION: section}}
+
+
+def _policy_options(config: ServeConfig) -> dict[str, Any]:
+    """Our policy under the plugin's name; `cost` where nobody named one."""
+    policy = config.policy
+    if "name" not in policy.model_fields_set:
+        return {"policy": "cost", "payoff": policy.predictor or _champion(config) or OWN_PAYOFF}
+    name = next((ours for ours, system in POLICIES.items() if system == policy.name), None)
+    if name is None:
+        raise NotSupportedError(
+            f"policy.name={policy.name} with vLLM; choose from {', '.join(POLICIES.values())}"
+        )
+    options: dict[str, Any] = {"policy": name}
+    if name in ("cost", "tau"):
+        options["payoff"] = policy.predictor
+    if name == "tau":
+        options["tau"] = policy.tau
+    if name == "match":
+        options["min_match"] = policy.min_match
+    return options
+
+
+def _champion(config: ServeConfig) -> str | None:
+    from hvd_ray.tracking import resolve_predictor
+
+    try:
+        return str(resolve_predictor(config=config))
+    except UserError:
+        return None
+
+
+def has_plugin(arguments: Mapping[str, Any]) -> bool:
+    """Whether the engine drafts with our plugin, which reads what a request asks for."""
+    return SECTION in (arguments.get("additional_config") or {})
+
+
+def served_modes(arguments: Mapping[str, Any]) -> tuple[Mode, ...]:
+    """vLLM's own drafters cannot be chosen for a request."""
+    if not has_plugin(arguments):
+        return ("auto",)
+    has_head = arguments["speculative_config"].get("method") == "eagle3"
+    return MODES if has_head else tuple(mode for mode in MODES if mode != "eagle3")
+
+
+def policy_name(arguments: Mapping[str, Any]) -> str:
+    """What drafts, in two words."""
+    if has_plugin(arguments):
+        return f"hvd {arguments['additional_config'][SECTION].get('policy', 'cost')}"
+    speculative = arguments.get("speculative_config")
+    return f"vLLM {speculative['method']}" if speculative else "greedy"
+
+
+def _tools(config: ServeConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """How tool calls are read and, where a model's own template knows none, asked for."""
+    arguments: dict[str, Any] = {"tool_call_parser": TOOL_PARSER, **given}
+    if arguments["tool_call_parser"] is None:
+        return {}
+    folder = shipped_folder(config.model, "chat")
+    template = {"chat_template": str(folder / TEMPLATE)} if folder else {}
+    return {"tool_call_parser": TOOL_PARSER, "enable_auto_tool_choice": True, **template}

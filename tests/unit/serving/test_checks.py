@@ -1,0 +1,99 @@
+"""Who verifies is a request's choice, among what the deployment allows."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from hvd_ray.config import Config
+from hvd_ray.engines.toy import ToyEngine
+from hvd_ray.engines.toy_tiers import ToyTiers
+from hvd_ray.errors import NotSupportedError, UserError
+from hvd_ray.serving.checks import Check, refuse_checks
+from hvd_ray.serving.opening import check
+from hvd_ray.serving.settings import serve_config
+from hvd_ray.systems import Parts, build_verifier
+from tests.unit.serving.conftest import NO_SOURCES, make_replica
+from tests.unit.serving.test_front import chat, complete, joined, stream
+
+FORCED = {"is_forced": True, "max_miss_rate": 1, "loss_budget": 1000}
+
+
+@pytest.fixture
+def tiered(open_client: Callable[..., TestClient]) -> TestClient:
+    """A toy whose slim model is rather unlike its target, `nested` and `tiered` allowed."""
+    engine = ToyEngine()
+    tiers = ToyTiers(engine, closeness=0.4)
+    config = Config.model_validate({"tiers": FORCED})
+    checks: Any = {
+        name: Check(
+            tiers,
+            build_verifier(f"suffix+{name}", config, engine=tiers, parts=Parts(tiers=tiers)),
+        )
+        for name in ("nested", "tiered")
+    }
+    return open_client(make_replica(engine=engine, checks=checks))
+
+
+def test_nested_gives_plain_decodings_text_and_says_so(tiered: TestClient) -> None:
+    plain = complete(tiered)["choices"][0]
+    nested = complete(tiered, verification="nested", return_metrics=True)
+    choice = nested["choices"][0]
+    assert (choice["text"], choice["verification"]) == (plain["text"], "nested")
+    assert "verification" not in plain
+    figures = nested["metrics"]["speculative_decoding"]
+    assert figures["num_slim_passes"] > 0
+    assert figures["num_target_passes"] < 24
+    chunks = stream(tiered, "/v1/chat/completions", verification="nested")
+    assert joined(chunks) == chat(tiered)["choices"][0]["message"]["content"]
+    assert chunks[-1]["choices"][0]["verification"] == "nested"
+    assert (
+        'hvd_passes_total{engine="0",model_name="toy",tier="slim"}' in tiered.get("/metrics").text
+    )
+
+
+def test_tiers_change_answers_of_those_who_ask_alone(tiered: TestClient) -> None:
+    plain = complete(tiered)["choices"][0]["text"]
+    lossy = complete(tiered, verification="tiered", return_metrics=True)
+    choice, figures = lossy["choices"][0], lossy["metrics"]["speculative_decoding"]
+    assert choice["verification"] == "tiered"
+    assert choice["text"] != plain
+    assert figures["num_target_passes"] < len(choice["text"])
+    full = complete(tiered, verification="full")["choices"][0]
+    assert (full["text"], full["verification"]) == (plain, "full")
+
+
+def test_what_is_not_allowed_is_named(client: TestClient, tiered: TestClient) -> None:
+    for asked, name, allowed in ((client, "nested", "full"), (tiered, "tiered_learned", "tiered")):
+        answer = asked.post("/v1/completions", json={"prompt": "a", "verification": name})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "verification")
+        assert f"{allowed}" in error["message"].split("choose from")[1]
+    assert tiered.get("/ui/state").json()["verifications"] == ["full", "nested", "tiered"]
+
+
+def test_a_deployment_that_cannot_have_it_does_not_start() -> None:
+    def no_slim(_config: Config) -> Any:
+        raise UserError("no slim model ships")
+
+    allowed = serve_config({"serving": {"verification": ["nested"]}})
+    with pytest.raises(UserError, match="no slim model ships"):
+        refuse_checks(allowed, replace(NO_SOURCES, slim=no_slim))
+    with pytest.raises(NotSupportedError, match=r"serving\.verification with vLLM"):
+        serve_config({"serving": {"engine": "vllm", "verification": ["nested"]}})
+
+
+@pytest.mark.model
+def test_tiers_that_were_not_measured_to_pay_are_refused_before_a_start(
+    hvd_home: Path, default_model_path: Path
+) -> None:
+    hvd_home.mkdir()
+    (hvd_home / "models").symlink_to(default_model_path.parent)
+    check(serve_config({"serving": {"verification": ["nested"]}}))
+    tiered = {"serving": {"verification": ["tiered"]}}
+    with pytest.raises(UserError, match="hvd calibrate"):
+        check(serve_config(tiered))
+    check(serve_config({**tiered, "tiers": {"is_forced": True}}))
