@@ -6,7 +6,7 @@ STAMP := .venv/.setup-$(FLAVOUR)
 BIN := .venv/bin
 ANY_PYTHON = $(or $(wildcard $(BIN)/python),python3)
 
-.PHONY: help setup demo test check bench conformance chaos gpu-check cases exactness fuzz audit lock
+.PHONY: help setup demo test check bench conformance load faults chaos gpu-check cases exactness fuzz audit lock
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -33,6 +33,12 @@ bench: setup ## Measure every system on the shipped workloads
 
 conformance: setup ## Clients that people use against `hvd serve`; ARGS="--seconds 300 --clients 64"
 	$(BIN)/python scripts/conformance.py $(ARGS)
+
+load: setup ## 64 clients, each answer checked, beside a bare vLLM; ARGS="--engine torch"
+	$(BIN)/python scripts/load.py $(ARGS)
+
+faults: setup ## Break what can break while somebody asks; ARGS="--engine vllm --replicas 1"
+	$(BIN)/python scripts/faults.py $(ARGS)
 
 chaos: setup ## Kill the stages' processes at random moments; ARGS="--kills 8" for fewer
 	$(BIN)/python -m tests.e2e.chaos $(ARGS)

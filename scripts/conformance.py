@@ -49,10 +49,7 @@ class CheckError(Exception):
 @contextmanager
 def served(words: list[str]) -> Iterator[str]:
     """The address of an `hvd serve` that ends with the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(BIN / "hvd"), "serve", "--port", str(port), "--json", *words]
+    command = [str(BIN / "hvd"), "serve", "--port", str(free_port()), "--json", *words]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -64,12 +61,19 @@ def served(words: list[str]) -> Iterator[str]:
         server.wait(120)
 
 
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def facts(base: str) -> Any:
     return httpx.get(f"{base}/v1/models", timeout=60).json()["data"][0]
 
 
 def sdk(base: str) -> str:
-    """The openai SDK: chat, a stream, and with vLLM a tool and a schema."""
+    """The openai SDK: chat, a stream, what was drafted; with vLLM a tool and a schema."""
     import openai
 
     client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", timeout=300)
@@ -82,25 +86,36 @@ def sdk(base: str) -> str:
     joined = "".join(c.delta.content or "" for chunk in stream for c in chunk.choices)
     if joined != whole:
         raise CheckError(f"streamed {joined!r}, whole {whole!r}")
-    if httpx.get(f"{base}/ui/state", timeout=60).json()["engine"] != "vllm":
-        return "a chat, streamed and whole"
+    shares = metrics(base, common)["source_share"]
+    told = f"a chat, streamed and whole, its passes {shares}"
     numbers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
     schema = {"type": "object", "properties": numbers, "required": ["a", "b"]}
     tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
     choice = {"type": "function", "function": {"name": "add"}}
+    if httpx.get(f"{base}/ui/state", timeout=60).json()["engine"] != "vllm":
+        try:
+            ask(**common, tools=[tool])
+        except openai.BadRequestError as error:
+            return f"{told}; tools refused: {error.param}"
+        raise CheckError("tools were not refused")
     shaped = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}
     answer = ask(**common, response_format=shaped).choices[0].message.content
     if set(json.loads(answer)) != {"a", "b"}:
         raise CheckError(answer)
-    try:
-        message = ask(**common, tools=[tool], tool_choice=choice).choices[0].message
-    except openai.BadRequestError as error:
-        if "tool-call-parser" not in str(error):
-            raise CheckError(str(error)) from None
-        told = "tools need serving.vllm.tool_call_parser"
-    else:
-        told = f"a tool: {message.tool_calls[0].function.arguments}"
-    return f"a chat, streamed and whole; a schema: {answer}; {told}"
+    message = ask(**common, tools=[tool], tool_choice=choice).choices[0].message
+    arguments = message.tool_calls[0].function.arguments
+    if not isinstance(json.loads(arguments), dict):
+        raise CheckError(arguments)
+    chosen = ask(**common, tools=[tool]).choices[0].message
+    own = [call.function.name for call in chosen.tool_calls or []] or "none of its own accord"
+    return f"{told}; a schema: {answer}; a tool: {arguments}; called: {own}"
+
+
+def metrics(base: str, common: dict[str, Any]) -> Any:
+    """What a response tells of its own speculation."""
+    body = {**common, "return_metrics": True}
+    answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=300).json()
+    return answer["metrics"]["speculative_decoding"]
 
 
 def bench_serve(base: str) -> str:
