@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("--no-bare", action="store_true", help="only `hvd serve`")
     parser.add_argument("words", nargs="*", help="further settings of `hvd serve`")
     given = parser.parse_args()
-    capacity = max(4, given.clients)
+    capacity = given.clients + 1  # and the one of the short trips
     words = ["dtype=float32", f"serving.limits.max_requests={capacity}",
              f"serving.engine={given.engine}", *given.words]  # fmt: skip
     asked = questions(max_tokens=given.max_tokens)

@@ -116,7 +116,8 @@ def _run(
     from hvd_ray.serving.run import serving
 
     started_s = time.monotonic()
-    print(f"starting {config.served_name} on Ray Serve (half a minute)", file=sys.stderr)
+    took = "a minute" if config.serving.engine == "vllm" else "half a minute"
+    print(f"starting {config.served_name} on Ray Serve ({took})", file=sys.stderr)
     with serving(config, host=host, port=port, has_dashboard=has_dashboard) as served:
         with _signals() as told:  # Ray has set its own on its start
             _show(served, config, time.monotonic() - started_s, as_json=as_json)

@@ -32,6 +32,7 @@ OURS = frozenset({"hvd", "return_metrics", "verification"})
 _OURS_ALONE = re.compile(rb"\bhvd_(rejected|client|replicas|settings)_")
 """What the engine cannot know; the rest is its own to tell."""
 _STEPS = re.compile(r'^hvd_steps_total\{[^}]*source="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
+_ERROR_EVENT = b'data: {"error"'
 _ASKED_HEADERS = {"content-type": "application/json"}
 
 
@@ -173,7 +174,7 @@ class RelayFront(Front):
         headers = {"X-Request-Id": request_id_of(request), "Cache-Control": "no-store"}
         parts = _parts(events, asyncio.get_running_loop().time() + call.limit_s)
         if head.status >= 400:
-            parts = _openai_shaped(parts)
+            parts = _openai_shaped(parts, head.status)
         if head.status >= 400:
             self.metrics.rejected(head.status)
         return StreamingResponse(
@@ -202,7 +203,7 @@ async def _parts(
                 yield _last_words(from_failure(event))
                 return
             assert isinstance(event, bytes)
-            yield event
+            yield _with_our_error(event)
     except StopAsyncIteration:
         return
     except TimeoutError:
@@ -215,22 +216,31 @@ def _last_words(error: ApiError) -> bytes:
     return f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n".encode()
 
 
-async def _openai_shaped(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+def _with_our_error(event: bytes) -> bytes:
+    """An event of a stream; vLLM's last one where its engine failed."""
+    if not event.startswith(_ERROR_EVENT):
+        return event
+    head, _, rest = event.partition(b"\n\n")
+    error = _shaped_error(head.removeprefix(b"data: "), 500)
+    return event if error is None else b"data: " + error + b"\n\n" + rest
+
+
+async def _openai_shaped(parts: AsyncIterator[bytes], status: int) -> AsyncIterator[bytes]:
     """An error's body; vLLM gives a number as `code`, OpenAI a word."""
     raw = b"".join([part async for part in parts])
+    yield _shaped_error(raw, status) or raw
+
+
+def _shaped_error(raw: bytes, status: int) -> bytes | None:
+    """vLLM's error in OpenAI's shape; None: it is none."""
     try:
         error = json.loads(raw)["error"]
         message, param, code = (error.get(name) for name in ("message", "param", "code"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        yield raw
-        return
-    shaped = {
-        "message": message or "",
-        "type": "invalid_request_error",
-        "param": param,
-        "code": code if isinstance(code, str) else None,
-    }
-    yield json.dumps({"error": shaped}).encode()
+        return None
+    status = code if isinstance(code, int) else status
+    word = code if isinstance(code, str) else None
+    return json.dumps(ApiError(status, message or "", param, word).body()).encode()
 
 
 def scope_salt(tenant: str, salt: object) -> str:

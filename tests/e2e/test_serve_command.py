@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ import pytest
 pytestmark = pytest.mark.ray
 
 HVD = [sys.executable, "-c", "from hvd_ray.cli import main; main()"]
-SETTINGS = "dtype: float32\nnum_threads: 1\npolicy: {name: %s}\nserving: {cpus_per_replica: 0.5}\n"
+SETTINGS = """
+dtype: float32
+num_threads: 1
+seed: %d
+policy: {name: %s}
+serving: {cpus_per_replica: 0.5, replicas: 2}
+"""
 
 
 @pytest.fixture
@@ -28,7 +35,7 @@ def server(tiny_llama_path: Path, tmp_path: Path) -> Iterator[tuple[Any, Any, Pa
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     file = tmp_path / "serve.yaml"
-    file.write_text(SETTINGS % "suffix")
+    file.write_text(SETTINGS % (1, "suffix"))
     environment = {**os.environ, "HVD_HOME": str(tmp_path / "home")}
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "HVD_API_KEYS", "MLFLOW_TRACKING_URI"):
         environment.pop(name, None)
@@ -65,6 +72,47 @@ def state(places: Any) -> Any:
     return httpx.get(places["page"] + "/state", timeout=30).json()
 
 
+def await_state(places: Any, holds: Callable[[Any], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds(found := state(places)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+def check_conversations_stay(places: Any) -> None:
+    """With the one of two replicas whose cache knows them."""
+    for number in range(6):
+        body = {"prompt": f"{number} name the", "max_tokens": 48, "temperature": 0,
+                "ignore_eos": True, "return_metrics": True, "cache_salt": str(number)}  # fmt: skip
+        headers = {"x-session-id": f"s{number}"}
+        passes = []
+        for _ in range(2):
+            answer = httpx.post(
+                places["api"] + "/completions", json=body, headers=headers, timeout=60
+            )
+            passes.append(answer.json()["metrics"]["speculative_decoding"]["num_target_passes"])
+        assert passes[1] < 0.8 * passes[0] or passes[1] < 10, (number, passes)
+
+
+@contextmanager
+def asking_on(places: Any) -> Iterator[list[int]]:
+    """The statuses of requests that go on while the block does."""
+    statuses: list[int] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        body = {"prompt": "name the", "max_tokens": 8, "temperature": 0}
+        while not is_over.is_set():
+            answer = httpx.post(places["api"] + "/completions", json=body, timeout=60)
+            statuses.append(answer.status_code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    yield statuses
+    is_over.set()
+    asking.join(60)
+
+
 def test_it_serves_changes_and_finishes(server: Any) -> None:
     process, places, file = server
     assert Path(places["logs"]).is_dir()
@@ -72,12 +120,17 @@ def test_it_serves_changes_and_finishes(server: Any) -> None:
     assert "vllm:spec_decode_num_drafts_total" in httpx.get(places["metrics"], timeout=30).text
     assert state(places)["policy"] == "suffix"
 
-    file.write_text(SETTINGS % "rule_match")
+    check_conversations_stay(places)
+    file.write_text(SETTINGS % (1, "rule_match"))
     process.send_signal(signal.SIGHUP)
-    deadline = time.monotonic() + 60
-    while state(places)["policy"] != "rule_match":
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    await_state(places, lambda found: found["policy"] == "rule_match")
+    assert state(places)["num_cached_tokens"] > 0, "a change of policy alone restarts nothing"
+
+    file.write_text(SETTINGS % (2, "suffix"))
+    with asking_on(places) as statuses:
+        process.send_signal(signal.SIGHUP)
+        await_state(places, lambda found: found["policy"] == "suffix" and found["num_alive"] == 2)
+    assert set(statuses) == {200}, "an update lost a request"
 
     body = {"prompt": "name the", "max_tokens": 600, "temperature": 0, "ignore_eos": True}
     answers: list[Any] = []

@@ -35,6 +35,13 @@ class Upstream:
         if body.get("prompt") == "bad":
             error = {"message": "no", "type": "BadRequestError", "param": "prompt", "code": 400}
             return JSONResponse({"error": error}, 400)
+        if body.get("prompt") == "broken":
+            error = {"message": "dead", "type": "InternalServerError", "param": None, "code": 500}
+            told = json.dumps({"error": error})
+            events = f"data: {told}\n\ndata: [DONE]\n\n"
+            if body.get("stream"):
+                return PlainTextResponse(events, media_type="text/event-stream")
+            return PlainTextResponse(told, 500, media_type="application/json")
         if body.get("prompt") == "slow":
             await asyncio.sleep(60)
         if body.get("stream"):
@@ -153,6 +160,12 @@ def test_vllms_errors_take_openais_shape(client: TestClient) -> None:
         "code": None,
     }
     assert answer.json() == {"error": expected}
+    answer = ask(client, prompt="broken")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    lines = [line for line in ask(client, prompt="broken", stream=True).text.split("\n") if line]
+    assert json.loads(lines[0].removeprefix("data: "))["error"]["type"] == "server_error"
+    assert lines[1:] == ["data: [DONE]"]
 
 
 def test_full_is_429_and_slow_is_408(client: TestClient, backend: Backend) -> None:

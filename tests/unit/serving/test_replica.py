@@ -263,7 +263,7 @@ class Registry:
         folder = self.resolve(config)
         if self.is_corrupt:
             raise UserError(f"predictor {folder}: weights.safetensors is damaged")
-        return PayoffSource(random_predictor(), f"champion {folder.name}", None)
+        return PayoffSource(random_predictor("survival"), f"champion {folder.name}", None)
 
 
 def test_a_moved_alias_is_picked_up_and_a_corrupt_one_is_not() -> None:
