@@ -90,7 +90,8 @@ def sdk(base: str) -> str:
     told = f"a chat, streamed and whole, its passes {shares}"
     numbers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
     schema = {"type": "object", "properties": numbers, "required": ["a", "b"]}
-    tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
+    function = {"name": "add", "parameters": schema, "strict": True}
+    tool = {"type": "function", "function": function}
     choice = {"type": "function", "function": {"name": "add"}}
     if httpx.get(f"{base}/ui/state", timeout=60).json()["engine"] != "vllm":
         try:
@@ -104,7 +105,7 @@ def sdk(base: str) -> str:
         raise CheckError(answer)
     message = ask(**common, tools=[tool], tool_choice=choice).choices[0].message
     arguments = message.tool_calls[0].function.arguments
-    if not isinstance(json.loads(arguments), dict):
+    if set(json.loads(arguments)) != {"a", "b"}:
         raise CheckError(arguments)
     chosen = ask(**common, tools=[tool]).choices[0].message
     own = [call.function.name for call in chosen.tool_calls or []] or "none of its own accord"
