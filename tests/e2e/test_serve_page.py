@@ -153,6 +153,9 @@ def test_an_answer_is_coloured_and_explained(
         assert "suffix cache drafted" in told
         assert "Why: always the cache" in told
         assert await page.value("document.querySelectorAll('#cycles .lit').length") == 1
+        phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        await page.send("Emulation.setDeviceMetricsOverride", **phone)
+        assert await page.value("document.documentElement.scrollWidth") == 390
 
     assert browse(serve_toy(ApiKeys()), tmp_path, visit) == []
 
