@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,6 +34,8 @@ class Exchange:
     tally: Tally
     log: RequestLog
     metrics: FrontMetrics
+    again: Callable[[], AsyncIterator[tuple[Event, ...]]] | None = None
+    """Asks once more, for an answer of which the client has seen nothing yet."""
 
     async def whole(self) -> Response:
         """The answer at the end.
@@ -45,8 +47,11 @@ class Exchange:
 
         async def collect() -> None:
             async for batch in self.events:
+                if self.again is not None and _is_death(batch):
+                    return await self._begin_anew(collect)
                 _raise_failure(batch)
                 self.tally.add(batch)
+            return None
 
         try:
             await self._in_time(collect())
@@ -62,6 +67,14 @@ class Exchange:
         return JSONResponse(
             self.shape.whole(self.tally), headers={"X-Request-Id": self.log.request_id}
         )
+
+    async def _begin_anew(self, collect: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """The replica died in the middle: another one gives the whole answer."""
+        assert self.again is not None
+        await _close(self.events)
+        self.events, self.again = self.again(), None
+        self.tally.forget()
+        await collect()
 
     async def stream(self) -> Response:
         """An answer that begins with its first token, so that a refusal has a status of its own.
@@ -167,6 +180,10 @@ async def unless_gone(request: Request, metrics: FrontMetrics, work: Coroutine[A
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _is_death(batch: tuple[Event, ...]) -> bool:
+    return any(isinstance(event, Failure) and event.kind == "dead" for event in batch)
 
 
 def _raise_failure(batch: tuple[Event, ...]) -> None:

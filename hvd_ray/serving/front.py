@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -146,7 +146,7 @@ class Front:
         shape: Shape = shape_class(body, answer_id=answer_id, model=self.facts.model)
         session = session_of(body, tenant=tenant, header=request.headers.get("x-session-id"))
         call = shape.call(
-            request_id=f"{answer_id}-{secrets.token_hex(4)}",  # ids of clients may repeat
+            request_id=_own_id(answer_id),
             tenant=tenant,
             session=session,
             limit_s=self.limits.request_timeout_s,
@@ -154,7 +154,11 @@ class Front:
         tally = Tally(self.metrics)
         log = RequestLog(answer_id, request.url.path, tenant, call, tally)
         events = self.backend.serve(call)
-        exchange = Exchange(request, shape, events, tally, log, self.metrics)
+
+        def again() -> AsyncIterator[tuple[Event, ...]]:
+            return self.backend.serve(replace(call, request_id=_own_id(answer_id)))
+
+        exchange = Exchange(request, shape, events, tally, log, self.metrics, again)
         return await (exchange.stream() if body.stream else exchange.whole())
 
     # -- tokens ----------------------------------------------------------------------------
@@ -315,6 +319,11 @@ class Front:
         _log.error("request %s failed", request_id_of(request), exc_info=error)
         fault = ApiError(500, "the server failed on this request; its log says why")
         return await self._on_api_error(request, fault)
+
+
+def _own_id(answer_id: str) -> str:
+    """Ids of clients may repeat."""
+    return f"{answer_id}-{secrets.token_hex(4)}"
 
 
 def request_id_of(request: Request) -> str:

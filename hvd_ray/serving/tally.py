@@ -78,6 +78,11 @@ class Tally:
             self.metrics.whole(now_s - self.started_s)
             self.metrics.ended(piece.finish_reason)
 
+    def forget(self) -> None:
+        """The answer begins anew; what the counters have seen was computed all the same."""
+        self.openings.clear()
+        self.outputs.clear()
+
     @property
     def num_prompt_tokens(self) -> int:
         return sum(opening.num_prompt_tokens for opening in self.openings.values())

@@ -2,14 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from hvd_ray.engines.toy import ToyEngine
+from hvd_ray.serving.calls import Call, Event, Failure
 from hvd_ray.serving.front import Front
+from hvd_ray.serving.replica import Replica
 from hvd_ray.serving.settings import Limits
 from tests.unit.serving.conftest import make_replica
 
@@ -447,6 +449,44 @@ class Silent:
     async def serve(self, _call: Any) -> Any:
         await asyncio.sleep(3600)
         yield ()
+
+
+class Dying:
+    """Replicas of which the first dies in the middle of an answer."""
+
+    def __init__(self, alive: Replica) -> None:
+        self.alive = alive
+        self.asked: list[str] = []
+
+    async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
+        self.asked.append(call.request_id)
+        is_first, num_batches = len(self.asked) == 1, 0
+        async for batch in self.alive.serve(call):
+            yield batch
+            num_batches += 1
+            if is_first and num_batches == 3:
+                yield (Failure("dead", "the replica died; the request may be sent again"),)
+                return
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_of_which_nothing_was_seen_survives_its_replica(
+    client: TestClient, is_stream: bool
+) -> None:
+    expected = complete(client, return_token_ids=True)
+    backend = Dying(make_replica())
+    front = Front(backend, backend.alive.facts)  # type: ignore[arg-type]
+    with TestClient(front.app(), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as dying:
+        body = {"prompt": "badge", **GREEDY, "return_token_ids": True, "stream": is_stream}
+        answer = dying.post("/v1/completions", json=body)
+    backend.alive.end()
+    if is_stream:  # what was seen cannot be taken back
+        assert '"type":"server_error"' in answer.text
+        assert len(backend.asked) == 1
+        return
+    assert answer.json()["choices"] == expected["choices"]
+    assert answer.json()["usage"] == expected["usage"]
+    assert len(set(backend.asked)) == 2
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
