@@ -119,6 +119,29 @@ def metrics(base: str, common: dict[str, Any]) -> Any:
     return answer["metrics"]["speculative_decoding"]
 
 
+def verification(base: str) -> str:
+    """Who checks is the request's choice; without loss the answer is the same."""
+    allowed = httpx.get(f"{base}/ui/state", timeout=60).json()["verifications"]
+    messages = [{"role": "user", "content": "List five rivers as JSON."}]
+    told, answers = [], {}
+    for name in (*allowed, "cascade_chow"):
+        body = {"messages": messages, "temperature": 0, "max_tokens": 48}
+        body |= {"verification": name, "return_metrics": True}
+        answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=300)
+        if name not in allowed:
+            if answer.status_code != 400 or answer.json()["error"]["param"] != "verification":
+                raise CheckError(answer.text)
+            continue
+        choice = answer.json()["choices"][0]
+        figures = answer.json()["metrics"]["speculative_decoding"]
+        answers[name] = choice["message"]["content"]
+        made_by, passes = choice.get("verification", "full"), figures["num_target_passes"]
+        told.append(f"{name} (made by {made_by}): {passes} target passes")
+    if answers.get("nested", answers["full"]) != answers["full"]:
+        raise CheckError(str(answers))
+    return "; ".join(told)
+
+
 def bench_serve(base: str) -> str:
     """`vllm bench serve` reads our models, streams, usage and acceptance."""
     if find_spec("vllm") is None:
@@ -431,6 +454,7 @@ def main() -> int:
     given = parser.parse_args()
     checks: dict[str, Callable[[str], str]] = {
         "openai": sdk,
+        "verification": verification,
         "overhead": overhead,
         "vllm bench serve": bench_serve,
         "guidellm": guidellm,

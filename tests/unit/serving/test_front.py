@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hvd_ray.engines.toy import ToyEngine
-from hvd_ray.serving.calls import Call, Event, Failure
+from hvd_ray.serving.calls import Call, Event, Failure, Piece
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.replica import Replica
 from hvd_ray.serving.settings import Limits
@@ -460,11 +460,10 @@ class Dying:
 
     async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
         self.asked.append(call.request_id)
-        is_first, num_batches = len(self.asked) == 1, 0
+        is_first = len(self.asked) == 1
         async for batch in self.alive.serve(call):
             yield batch
-            num_batches += 1
-            if is_first and num_batches == 3:
+            if is_first and any(isinstance(event, Piece) for event in batch):
                 yield (Failure("dead", "the replica died; the request may be sent again"),)
                 return
 

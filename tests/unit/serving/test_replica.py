@@ -348,7 +348,7 @@ def test_token_ids_are_numbers_of_python(replica: Replica) -> None:
 
 
 def test_a_long_prompt_is_read_in_parts_and_others_go_on() -> None:
-    engine = ToyEngine(context_length=8192)
+    engine = GatedEngine(context_length=8192)
     replica = make_replica({"limits": {"max_running": 2}}, engine=engine)
     long_prompt = tuple(range(1, 13)) * 400
     order: list[str] = []
@@ -364,7 +364,10 @@ def test_a_long_prompt_is_read_in_parts_and_others_go_on() -> None:
     async def run() -> list[str]:
         reading = asyncio.create_task(follow("long", long_prompt))
         await until(lambda: replica._loop.num_running == 1)
-        return [await follow("short", "badge"), await reading]
+        short = asyncio.create_task(follow("short", "badge"))
+        await until(lambda: replica._loop.num_running + replica._loop.num_waiting == 2)
+        engine.gate.set()
+        return [await short, await reading]
 
     short, long = asyncio.run(run())
     assert order[0] == "short"
