@@ -97,8 +97,9 @@ class DecodeTask:
         self.emit(failure_of(error, is_fatal=is_fatal))
 
     def close(self) -> None:
-        if self._generation is not None:
-            self.decoder.close(self._generation)
+        generation, self._generation = self._generation, None
+        if generation is not None:  # the task may be referred to for long; its KV cache goes now
+            self.decoder.close(generation)
 
     def _piece(self, generation: Generation, trimmed: Trimmed) -> Piece:
         text, stop = trimmed.text, trimmed.stop_reason

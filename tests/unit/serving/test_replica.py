@@ -1,7 +1,9 @@
 """A replica: capacity, leaving, time limits, scopes, settings that change."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ import pytest
 
 from hvd_ray.config import Config
 from hvd_ray.engines.base import Forward, KVCache
-from hvd_ray.engines.toy import ToyEngine
+from hvd_ray.engines.toy import ToyCache, ToyEngine
 from hvd_ray.errors import UserError
 from hvd_ray.parts.find import Sources
 from hvd_ray.parts.payoff import PayoffSource
@@ -90,6 +92,44 @@ def test_above_capacity_it_says_so_at_once(gated: Any) -> None:
         assert isinstance((await events_of(replica, call("d")))[-1], Piece)
 
     asyncio.run(run())
+
+
+@dataclass(slots=True)
+class WatchedEngine(ToyEngine):
+    """A toy that tells which of its caches are still there."""
+
+    caches: list[Any] = field(default_factory=list)
+
+    def new_cache(self) -> ToyCache:
+        class Watched(ToyCache):  # has room for weak references
+            pass
+
+        cache = Watched()
+        self.caches.append(weakref.ref(cache))
+        return cache
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_cache_is_gone_with_its_request_and_waits_for_no_collector(leaves: bool) -> None:
+    """Tasks and their work refer to each other, so the collector alone would free them."""
+    engine = WatchedEngine()
+    replica = make_replica(engine=engine)
+
+    async def run() -> None:
+        async with aclosing(replica.serve(call(num_choices=2))) as batches:
+            async for batch in batches:
+                if leaves and isinstance(batch[-1], Piece):
+                    break
+        await until(lambda: replica._loop.num_running == 0)
+        await until(lambda: not any(cache() for cache in engine.caches))
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+        assert engine.caches
+    finally:
+        gc.enable()
+        replica.end()
 
 
 def test_who_leaves_frees_the_slot_within_one_step(replica: Replica) -> None:
