@@ -6,10 +6,11 @@ STAMP := .venv/.setup-$(FLAVOUR)
 BIN := .venv/bin
 ANY_PYTHON = $(or $(wildcard $(BIN)/python),python3)
 
-.PHONY: help setup demo test check bench conformance load faults chaos gpu-check cases exactness fuzz audit lock
+.PHONY: help setup demo test check bench conformance load faults chaos gpu-check cases exactness \
+	fuzz soak audit lock
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
 setup: $(STAMP) ## Make .venv from locks/cpu.txt (GPU=1: from locks/gpu.txt)
 
@@ -56,6 +57,9 @@ exactness: setup ## Every lossless system against plain decoding: 100,000 tokens
 
 fuzz: setup ## Ask a served model what nobody would; ARGS="--examples 2000 --seed 7"
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+soak: setup ## 20 minutes of mixed traffic against `hvd serve`; ARGS="--seconds 600"
+	$(BIN)/python scripts/soak.py $(ARGS)
 
 audit: setup ## Known holes in the locked packages; asks the OSV database
 	[ -x build/audit/bin/pip-audit ] || ($(BIN)/python -m venv build/audit && build/audit/bin/pip install --quiet pip-audit)
