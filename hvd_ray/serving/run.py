@@ -19,6 +19,12 @@ from hvd_ray.serving.settings import ServeConfig, deploy_tree
 APP = "hvd"
 STARTING_S = 600.0
 SETTLING_S = 0.5
+FEW_THREADS = {
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+}
+"""Settings of Serve's for a Ray of our own: our deployments do not block the loop that they run in
+once they serve, and on few cores each hop to another thread waits for one."""
 _CAUSE = re.compile(r"(?:UserError|NotSupportedError): (.+)")
 
 
@@ -59,6 +65,9 @@ def serving(
     from hvd_ray.pipelines.cluster import OWN, connected
 
     is_own = os.environ.get("RAY_ADDRESS", "") in OWN
+    if is_own:
+        for name, value in FEW_THREADS.items():
+            os.environ.setdefault(name, value)
     num_cpus = ceil(_num_replicas(config) * config.serving.cpus_per_replica) + 1
     with connected(num_cpus=num_cpus, has_dashboard=has_dashboard) as ray:
         from ray import serve
