@@ -53,16 +53,27 @@ class _Section(BaseModel):
 
 
 class SuffixConfig(_Section):
-    """The suffix cache; defaults are those of the HVD paper (papers: 2606.01019, 2411.04975)."""
+    """The suffix cache (papers: 2606.01019, 2411.04975).
+
+    The papers draft one token for each matched one. Where a predictor knows how much of a draft
+    is worth a pass, longer drafts bring more; where every draft is verified, they cost more than
+    they bring. So there are two factors.
+    """
 
     max_tree_depth: Annotated[int, Field(ge=2, le=512)] = 64
     """Bounds match plus draft, in tokens."""
     max_draft_tokens: Positive = 64
-    max_spec_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """The most draft tokens for each matched token."""
+    max_spec_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    """The most draft tokens for each matched token, in labels and where a predictor decides."""
+    rule_spec_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """The same for systems without a predictor: `suffix` and the rules, as published."""
     min_token_prob: Probability = 0.1
     max_cached_tokens: Positive = 500_000
     """Cap on finished outputs kept for later requests, over all scopes."""
+
+    def for_rules(self) -> SuffixConfig:
+        """These settings for a system without a predictor."""
+        return self.model_copy(update={"max_spec_factor": self.rule_spec_factor})
 
 
 class NgramConfig(_Section):

@@ -104,6 +104,11 @@ def needs_of(system: str) -> frozenset[Need]:
     return own | _VERIFICATION_NEEDS.get(verification, frozenset({Need.SLIM}))
 
 
+def uses_predictor(system: str) -> bool:
+    """Whether a predictor decides, which can make use of longer drafts."""
+    return bool(needs_of(system) & {Need.PREDICTOR, Need.SURVIVAL})
+
+
 NO_PARTS = Parts()
 _HOW_TO_GET: Mapping[Need, str] = MappingProxyType(
     {
@@ -160,7 +165,8 @@ def build_cache_drafter(system: str, config: Config) -> Drafter | None:
         return None
     if system == "ngram":
         return NgramDrafter(config.drafting.ngram)
-    return SuffixDrafter(config.drafting.suffix)
+    suffix = config.drafting.suffix
+    return SuffixDrafter(suffix if uses_predictor(system) else suffix.for_rules())
 
 
 def build_model_drafter(

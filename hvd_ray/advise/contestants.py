@@ -124,7 +124,7 @@ class Field:
         drafters: Mapping[str, Drafter | None] = {
             "nothing": None,
             "ngram": ngram,
-            "cache": RecordedDrafter(item.record),
+            "cache": RecordedDrafter(item.record_for(contestant.policy)),
         }
         drafter = drafters[contestant.drafts_from]
         if contestant.policy is None:

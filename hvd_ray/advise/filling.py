@@ -115,7 +115,7 @@ def _replays(
 ) -> list[Replay]:
     """The judged ones in a cache that the traffic fills; both in time order."""
     judged_ids = frozenset(trace.trace_id for trace in judged)
-    drafter, policy, found = SuffixDrafter(config), AlwaysCache(), []
+    drafter, policy, found = SuffixDrafter(config.for_rules()), AlwaysCache(), []
     for trace in traffic:
         if trace.trace_id in judged_ids:
             found.append(replay(trace, policy, drafter=drafter))

@@ -12,9 +12,9 @@ from typing import Any
 
 from hvd_ray.advise.material import Roles
 from hvd_ray.config import SuffixConfig
-from hvd_ray.drafting.base import Drafter
-from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.drafting.suffix import RuleDrafter, SuffixDrafter
 from hvd_ray.payoff.dataset import TEST
+from hvd_ray.payoff.policy import Policy, is_rule
 from hvd_ray.traces.label import FeatureWriter, TraceLabels, label_trace, labels_to_table
 from hvd_ray.traces.schema import Trace
 from hvd_ray.tuning.recorded import DraftRecord, remember
@@ -29,6 +29,13 @@ class JudgedTrace:
 
     trace: Trace
     record: DraftRecord
+    """Drafts for a predictor to cut."""
+    rule_record: DraftRecord
+    """Drafts as rules take them."""
+
+    def record_for(self, policy: Policy | None) -> DraftRecord:
+        """What a policy (None: the oracle) was proposed."""
+        return self.rule_record if is_rule(policy) else self.record
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +66,9 @@ def walk(
             labels.append(
                 label_trace(replace(trace, split=role), drafter=drafter, extractor=extractor)
             )
-            record = DraftRecord.of(drafter.taken())
+            record, rule_record = map(DraftRecord.of, drafter.taken())
             if role == TEST:
-                judged.append(JudgedTrace(trace, record))
+                judged.append(JudgedTrace(trace, record, rule_record))
         else:
             remember(trace, drafter)
         on_trace(trace)
@@ -72,8 +79,13 @@ def walk(
 class _Recording:
     """A drafter that keeps what it proposed."""
 
-    inner: Drafter
+    inner: SuffixDrafter
     _drafts: list[Draft] = field(default_factory=list)
+    _rule_drafts: list[Draft] = field(default_factory=list)
+    _rules: RuleDrafter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rules = RuleDrafter(self.inner)
 
     @property
     def source(self) -> Source:
@@ -86,13 +98,15 @@ class _Recording:
         self.inner.observe(request_id, token_ids, hidden)
 
     def propose(self, request_id: str, limit: int) -> Draft:
+        self._rule_drafts.append(self._rules.propose(request_id, limit))
         self._drafts.append(self.inner.propose(request_id, limit))
         return self._drafts[-1]
 
     def stop(self, request_id: str) -> None:
         self.inner.stop(request_id)
 
-    def taken(self) -> list[Draft]:
-        """The proposals since this was last called."""
-        drafts, self._drafts = self._drafts, []
-        return drafts
+    def taken(self) -> tuple[list[Draft], list[Draft]]:
+        """The proposals since this was last called: for a predictor, and for the rules."""
+        taken = self._drafts, self._rule_drafts
+        self._drafts, self._rule_drafts = [], []
+        return taken

@@ -98,7 +98,7 @@ def _speculative(name: str, setting: Setting, *, uses_head: bool) -> dict[str, A
         "num_speculative_tokens": min(32, suffix.max_draft_tokens),
         "suffix_decoding_max_tree_depth": suffix.max_tree_depth,
         "suffix_decoding_max_cached_requests": _cached_requests(setting),
-        "suffix_decoding_max_spec_factor": suffix.max_spec_factor,
+        "suffix_decoding_max_spec_factor": suffix.rule_spec_factor,
         "suffix_decoding_min_token_prob": suffix.min_token_prob,
     }
 

@@ -106,14 +106,18 @@ class SuffixDrafter:
 
     def propose(self, request_id: str, limit: int) -> Draft:
         """The better of the two trees' drafts, at most `limit` tokens."""
-        limit = min(limit, self.config.max_draft_tokens)
+        return self.propose_as(self.config, request_id, limit)
+
+    def propose_as(self, config: SuffixConfig, request_id: str, limit: int) -> Draft:
+        """The draft under other settings than the cache's own; they share what it knows."""
+        limit = min(limit, config.max_draft_tokens)
         if limit <= 0:
             return NO_DRAFT
         active = self._active[request_id]
-        best, is_local = self._look_up(active.own.tree, active, limit), True
+        best, is_local = _look_up(active.own.tree, active, config, limit), True
         scope = self._scopes.get(active.output.scope)
         if scope is not None:
-            shared = self._look_up(scope.tree, active, limit)
+            shared = _look_up(scope.tree, active, config, limit)
             if shared.score > best.score:
                 best, is_local = shared, False
         if not best.token_ids:
@@ -161,11 +165,6 @@ class SuffixDrafter:
 
         return SuffixTree(self.config.max_tree_depth)
 
-    def _look_up(self, tree: SuffixTree, active: _Active, limit: int) -> NativeDraft:
-        context = active.own.token_ids.tail(self.config.max_tree_depth)
-        factor, min_prob = self.config.max_spec_factor, self.config.min_token_prob
-        return tree.speculate_ndarray(context, limit, factor, 0.0, min_prob, False)
-
     def _remember(self, active: _Active, new_ids: Int32Array) -> None:
         """Append to the scope's tree, the oldest outputs making room first.
 
@@ -197,3 +196,43 @@ class SuffixDrafter:
         elif len(output.token_ids):
             scope.tree.remove(output_id)
             scope.counts.remove(output.token_ids.view())
+
+
+def _look_up(tree: SuffixTree, active: _Active, config: SuffixConfig, limit: int) -> NativeDraft:
+    context = active.own.token_ids.tail(config.max_tree_depth)
+    factor, min_prob = config.max_spec_factor, config.min_token_prob
+    return tree.speculate_ndarray(context, limit, factor, 0.0, min_prob, False)
+
+
+@dataclass(slots=True)
+class RuleDrafter:
+    """Drafts of a shared cache for systems without a predictor (`SuffixConfig.for_rules`)."""
+
+    cache: SuffixDrafter
+    source: Source = field(default=Source.SUFFIX, init=False)
+    _config: SuffixConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._config = self.cache.config.for_rules()
+
+    def start(self, request: Request) -> None:
+        """Begin a request in the cache.
+
+        Raises:
+            ValueError: the request id is already active.
+        """
+        self.cache.start(request)
+
+    def observe(
+        self, request_id: str, token_ids: tuple[int, ...], hidden: object | None = None
+    ) -> None:
+        """Add committed output tokens to the cache."""
+        self.cache.observe(request_id, token_ids, hidden)
+
+    def propose(self, request_id: str, limit: int) -> Draft:
+        """The cache's draft as published, at most `limit` tokens."""
+        return self.cache.propose_as(self._config, request_id, limit)
+
+    def stop(self, request_id: str) -> None:
+        """End a request in the cache."""
+        self.cache.stop(request_id)

@@ -122,3 +122,8 @@ class ThresholdPolicy:
         else:
             decision = _model_or_none(candidates, f"payoff {payoff:.1f} <= tau {self.tau:g}")
         return Decision(decision.source, decision.length, payoff, self.tau, decision.reason)
+
+
+def is_rule(policy: Policy | None) -> bool:
+    """Whether it takes the cache's drafts as they were published (`SuffixConfig.for_rules`)."""
+    return isinstance(policy, AlwaysCache | ScoreRule | MatchRule)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hvd_ray.config import Config, PolicyConfig
 from hvd_ray.decode import Decoder
 from hvd_ray.drafting.base import Drafter, ModelDrafter
-from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.drafting.suffix import RuleDrafter, SuffixDrafter
 from hvd_ray.engines.base import Engine
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.parts.find import FoundParts, Sources, find_parts
@@ -29,6 +29,7 @@ from hvd_ray.systems import (
     build_cache_drafter,
     build_model_drafter,
     build_policy,
+    uses_predictor,
 )
 from hvd_ray.text import TextCodec
 from hvd_ray.types import VerificationName
@@ -155,7 +156,7 @@ def line_up(stage: Stage, policy: PolicyConfig, *, is_named: bool) -> Lineup:
         )
     decoders: dict[Mode, Decoder] = {
         "off": Decoder(stage.engine, stage.codec, NeverDraft()),
-        "cache": Decoder(stage.engine, stage.codec, AlwaysCache(), stage.cache),
+        "cache": Decoder(stage.engine, stage.codec, AlwaysCache(), RuleDrafter(stage.cache)),
         "auto": _auto(stage, name, config, parts),
     }
     if stage.model_drafter is not None:
@@ -184,7 +185,7 @@ def _auto(stage: Stage, name: str, config: Config, parts: Parts) -> Decoder:
     policy = build_policy(name, config, parts)
     cache: Drafter | None = build_cache_drafter(name, config)
     if isinstance(cache, SuffixDrafter) or name == "eagle3":
-        cache = stage.cache
+        cache = stage.cache if uses_predictor(name) else RuleDrafter(stage.cache)
     if stage.model_drafter is None or name not in HYBRIDS | {"eagle3"}:
         return Decoder(stage.engine, stage.codec, policy, cache)
     return Decoder(stage.reading, stage.codec, policy, cache, stage.model_drafter)

@@ -135,11 +135,14 @@ class Material:
             )
         models = {}
         if self.model_drafter is not None:
-            names = {trace.trace_id for trace, _ in found}
+            names = {each.trace.trace_id for each in found}
             models = model_drafts(label_table(self.labels), names, self.model_drafter)
-        traces = tuple(trace for trace, _ in found)
-        records = tuple(record for _, record in found)
-        return ReplaySet(traces, records, tuple(models.get(t.trace_id) for t in traces))
+        return ReplaySet(
+            tuple(each.trace for each in found),
+            tuple(each.record for each in found),
+            tuple(each.rule_record for each in found),
+            tuple(models.get(each.trace.trace_id) for each in found),
+        )
 
 
 def open_material(labels: Path, traces: Path, config: Config) -> Material:

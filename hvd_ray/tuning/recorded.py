@@ -8,18 +8,20 @@ Shapes: T output positions of a trace, N tokens of all its drafts, E figures of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ray.drafting.base import Drafter
 from hvd_ray.drafting.evidence import NO_EVIDENCE
+from hvd_ray.drafting.suffix import RuleDrafter, SuffixDrafter
 from hvd_ray.home import atomic_path
 from hvd_ray.payoff.cost import CostTable
-from hvd_ray.payoff.policy import Policy
+from hvd_ray.payoff.policy import Policy, is_rule
 from hvd_ray.traces.replay import ModelDrafts, Replay, replay
 from hvd_ray.traces.schema import Trace
 from hvd_ray.traces.store import read_traces, write_traces
@@ -107,6 +109,9 @@ class ReplaySet:
 
     traces: tuple[Trace, ...]
     records: tuple[DraftRecord, ...]
+    """Drafts for a predictor to cut."""
+    rule_records: tuple[DraftRecord, ...]
+    """Drafts as rules take them."""
     models: tuple[ModelDrafts | None, ...]
     """What a model drafter would have drafted, where the labels say so."""
 
@@ -116,16 +121,16 @@ class ReplaySet:
 
     def replays(self, policy: Policy, costs: CostTable) -> list[Replay]:
         """Decode every trace under the policy, in the order of `traces`."""
+        records = self.rule_records if is_rule(policy) else self.records
         return [
             replay(trace, policy, drafter=RecordedDrafter(record), costs=costs, model=model)
-            for trace, record, model in zip(self.traces, self.records, self.models, strict=True)
+            for trace, record, model in zip(self.traces, records, self.models, strict=True)
         ]
 
     def save(self, folder: Path) -> None:
         """Write `traces.parquet`, then `lookups.npz`, which thus stands for both."""
         write_traces(self.traces, folder / "traces.parquet")
-        columns = {name: [getattr(r, f) for r in self.records] for name, f in _FIELDS.items()}
-        arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+        arrays: dict[str, Any] = _columns(self.records) | _columns(self.rule_records, prefix=_RULES)
         models = [_model_column(m, t) for m, t in zip(self.models, self.traces, strict=True)]
         with atomic_path(folder / "lookups.npz") as draft, draft.open("wb") as handle:
             bounds = np.array([_model_bounds(model) for model in self.models], np.int32)
@@ -134,17 +139,12 @@ class ReplaySet:
     @classmethod
     def load(cls, folder: Path) -> ReplaySet:
         traces = tuple(read_traces(folder / "traces.parquet"))
-        with np.load(folder / "lookups.npz", allow_pickle=False) as arrays:
-            names = (*_FIELDS, "model_accepted", "model_bounds")
-            columns = {name: arrays[name] for name in names}
         ends = np.cumsum([len(trace.output_token_ids) for trace in traces])[:-1]
-        token_ends = np.cumsum([part.sum() for part in np.split(columns["lengths"], ends)])[:-1]
-        cuts = {name: token_ends if name in ("token_ids", "probs") else ends for name in _FIELDS}
-        parts = [np.split(columns[name], cuts[name]) for name in _FIELDS]
-        records = tuple(DraftRecord(*row) for row in zip(*parts, strict=True))
-        accepted = np.split(columns["model_accepted"], ends)
-        models = tuple(map(_model_drafts, accepted, columns["model_bounds"].tolist()))
-        return cls(traces, records, models)
+        with np.load(folder / "lookups.npz", allow_pickle=False) as arrays:
+            records, rule_records = _records(arrays, ends), _records(arrays, ends, prefix=_RULES)
+            accepted = np.split(arrays["model_accepted"], ends)
+            models = tuple(map(_model_drafts, accepted, arrays["model_bounds"].tolist()))
+        return cls(traces, records, rule_records, models)
 
 
 _FIELDS = {
@@ -156,16 +156,42 @@ _FIELDS = {
     "are_local": "are_local_T",
     "evidence": "evidence_TE",
 }
+_RULES = "rule_"
 _NO_MODEL = -1
+
+
+def _columns(records: Sequence[DraftRecord], prefix: str = "") -> dict[str, NDArray[Any]]:
+    return {
+        prefix + name: np.concatenate([getattr(record, field) for record in records])
+        for name, field in _FIELDS.items()
+    }
+
+
+def _records(
+    arrays: Mapping[str, NDArray[Any]], ends: NDArray[np.int64], prefix: str = ""
+) -> tuple[DraftRecord, ...]:
+    columns = {name: arrays[prefix + name] for name in _FIELDS}
+    token_ends = np.cumsum([part.sum() for part in np.split(columns["lengths"], ends)])[:-1]
+    cuts = {name: token_ends if name in ("token_ids", "probs") else ends for name in _FIELDS}
+    parts = [np.split(columns[name], cuts[name]) for name in _FIELDS]
+    return tuple(DraftRecord(*row) for row in zip(*parts, strict=True))
+
+
+class LookedUp(NamedTuple):
+    """A trace with its drafts, for a predictor and for rules."""
+
+    trace: Trace
+    record: DraftRecord
+    rule_record: DraftRecord
 
 
 def look_up(
     shard: Iterable[Trace],
     is_judged: Callable[[Trace], bool],
     *,
-    drafter: Drafter,
+    drafter: SuffixDrafter,
     on_trace: Callable[[Trace], None] = lambda _trace: None,
-) -> list[tuple[Trace, DraftRecord]]:
+) -> list[LookedUp]:
     """Record the judged traces of a shard; the others only fill the cache.
 
     Args:
@@ -177,20 +203,21 @@ def look_up(
     found = []
     for trace in shard:
         if is_judged(trace):
-            found.append((trace, _recorded(trace, drafter)))
+            found.append(_looked_up(trace, drafter))
         else:
             remember(trace, drafter)
         on_trace(trace)
     return found
 
 
-def _recorded(trace: Trace, drafter: Drafter) -> DraftRecord:
-    drafts = []
+def _looked_up(trace: Trace, drafter: SuffixDrafter) -> LookedUp:
+    drafts, rule_drafts, rules = [], [], RuleDrafter(drafter)
     with walking(trace, drafter) as walk:
         for token in trace.output_token_ids:
             drafts.append(walk.look_up())
+            rule_drafts.append(rules.propose(trace.trace_id, walk.context.room))
             walk.commit((token,))
-    return DraftRecord.of(drafts)
+    return LookedUp(trace, DraftRecord.of(drafts), DraftRecord.of(rule_drafts))
 
 
 def remember(trace: Trace, drafter: Drafter) -> None:

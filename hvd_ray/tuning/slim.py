@@ -114,7 +114,7 @@ def record(traces: Sequence[Trace], config: Config, *, num_tokens: int) -> list[
         if trace.error is None and trace.split != "test" and trace.sampling.is_greedy
     ]
     usable = [trace for trace in usable if len(trace.output_token_ids) >= 8]
-    drafter = SuffixDrafter(config.drafting.suffix)
+    drafter = SuffixDrafter(config.drafting.suffix.for_rules())
     recordings = [_recorded(trace, drafter) for trace in usable]
     recordings = [recorded for recorded in recordings if recorded.blocks]
     chosen = within(sorted(recordings, key=lambda r: len(r.token_ids)), num_tokens)

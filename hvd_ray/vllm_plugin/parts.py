@@ -62,7 +62,8 @@ def open_hybrid(
         uses_cache=options.policy not in ("eagle3", "off"),
         lookup_ms=options.lookup_ms,
     )
-    router = Router(RequestTable(SuffixDrafter(options.cache), profile_of), policy, limits)
+    cache = options.cache if options.policy in _JUDGED else options.cache.for_rules()
+    router = Router(RequestTable(SuffixDrafter(cache), profile_of), policy, limits)
     facts = {
         "policy": options.policy,
         "predictor": predictor,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 
 from hvd_ray.context import DecodeContext, DraftHistory, DraftOutcome
-from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.drafting.suffix import RuleDrafter, SuffixDrafter
 from hvd_ray.types import NO_DRAFT, Draft, Int32Array, Request, Source, Step, TokenBuffer
 from hvd_ray.vllm_plugin.options import Control
 
@@ -103,8 +103,13 @@ class RequestTable:
     on_end: Callable[[Tracked], None] = lambda _tracked: None
     pass_us: float = 0.0
     """Time of the target pass whose rows are being observed."""
+    rules: RuleDrafter = field(init=False)
+    """The cache's drafts for requests that no predictor decides on."""
     _tracked: dict[str, Tracked] = field(default_factory=dict)
     _names: count[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.rules = RuleDrafter(self.cache)
 
     def __len__(self) -> int:
         return len(self._tracked)

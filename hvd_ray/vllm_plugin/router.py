@@ -169,6 +169,8 @@ class Router:
         return drafts
 
     def _propose(self, tracked: Tracked) -> Draft:
+        if tracked.profile.control is Control.CACHE:
+            return self.table.rules.propose(tracked.key, tracked.context.room)
         return self.table.cache.propose(tracked.key, tracked.context.room)
 
     def _uses_cache(self, tracked: Tracked) -> bool:

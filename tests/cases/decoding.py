@@ -15,7 +15,10 @@ LONGEST_ANSWER = 60
 HEAD_LEN = 8
 """Tokens of a cached output that the prompt ends in: a match from the first cycle on."""
 EAGER = Config.model_validate(
-    {"policy": {"tau": 1.5}, "drafting": {"suffix": {"max_spec_factor": 64}}}
+    {
+        "policy": {"tau": 1.5},
+        "drafting": {"suffix": {"max_spec_factor": 64, "rule_spec_factor": 64}},
+    }
 )
 """Drafts as long as the cache knows the text."""
 

@@ -34,7 +34,7 @@ from hvd_ray.serving.settings import serve_config
 from hvd_ray.traces.replay import replay as replay_trace
 from hvd_ray.traces.replay import summarize
 from hvd_ray.traces.store import write_traces
-from hvd_ray.types import Source, Step
+from hvd_ray.types import Decision, Source, Step
 from hvd_ray.vllm_plugin.options import read_options
 
 COSTS = LoadedCosts(RowCosts((1, 64), (10.0, 10.0)))
@@ -149,12 +149,25 @@ def test_logs_and_traces_are_not_mixed(traffic, tmp_path):
 # -- the walk and the systems ------------------------------------------------------------------
 
 
-def test_recorded_look_ups_replay_as_the_cache_itself_would(walked, traffic):
+class Half:
+    """Half of every draft, as no rule does."""
+
+    def decide(self, candidates, context):  # noqa: ARG002
+        draft = candidates.cache
+        return (
+            Decision(draft.source, len(draft) // 2) if len(draft) > 1 else Decision(Source.NONE, 0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("policy", "config"), [(AlwaysCache(), SuffixConfig().for_rules()), (Half(), SuffixConfig())]
+)
+def test_recorded_look_ups_replay_as_the_cache_itself_would(walked, traffic, policy, config):
     judged = {item.trace.trace_id for item in walked.judged}
-    drafter = SuffixDrafter()
-    live = [replay_trace(t, AlwaysCache(), drafter=drafter) for t in traffic]
+    drafter = SuffixDrafter(config)
+    live = [replay_trace(t, policy, drafter=drafter) for t in traffic]
     expected = [run.steps for run in live if run.trace_id in judged]
-    system = Contestant("suffix", AlwaysCache())
+    system = Contestant("suffix", policy)
     found = Field(walked.judged, None, Config()).replays(system, COSTS)
     assert [run.steps for run in found] == expected
 

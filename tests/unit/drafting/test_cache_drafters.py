@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hvd_ray.config import NgramConfig, SuffixConfig
 from hvd_ray.drafting.ngram import NgramDrafter
 from hvd_ray.drafting.resting import OwnText, RestingTexts
-from hvd_ray.drafting.suffix import SuffixDrafter
+from hvd_ray.drafting.suffix import RuleDrafter, SuffixDrafter
 from hvd_ray.errors import UserError
 from hvd_ray.types import Request
 
@@ -24,7 +24,8 @@ def test_suffix_drafts_equal_arctics(
     traffic: list[tuple[tuple[int, ...], ...]], depth: int
 ) -> None:
     """Within one scope ours is arctic's cache: drafts, probabilities, scores, match lengths."""
-    ours = SuffixDrafter(SuffixConfig(max_tree_depth=depth))
+    config = SuffixConfig(max_tree_depth=depth)
+    ours = SuffixDrafter(config)
     arctic = SuffixDecodingCache(max_tree_depth=depth)
     for number, (prompt, output) in enumerate(traffic):
         name = f"{number}"
@@ -33,7 +34,12 @@ def test_suffix_drafts_equal_arctics(
         seen = list(prompt)
         for token in output:
             draft = ours.propose(name, 64)
-            wanted = arctic.speculate(name, np.array(seen, np.int32), max_spec_tokens=64)
+            wanted = arctic.speculate(
+                name,
+                np.array(seen, np.int32),
+                max_spec_tokens=64,
+                max_spec_factor=config.max_spec_factor,
+            )
             assert draft.token_ids == tuple(wanted.token_ids)
             if draft.token_ids:
                 assert draft.probs == tuple(wanted.probs)
@@ -53,7 +59,8 @@ def test_a_conversation_that_goes_on_drafts_as_if_read_anew(
     opening: tuple[int, ...], turns: list[tuple[tuple[int, ...], tuple[int, ...], bool]]
 ) -> None:
     """Going on from a tree at rest changes no draft, also where the next prompt differs from it."""
-    ours, arctic = SuffixDrafter(), SuffixDecodingCache(max_tree_depth=64)
+    ours = SuffixDrafter(SuffixConfig().for_rules())
+    arctic = SuffixDecodingCache(max_tree_depth=64)
     prompt = opening
     for number, (output, asked, goes_on) in enumerate(turns):
         name = f"{number}"
@@ -91,7 +98,7 @@ def test_texts_rest_for_their_own_scope_only_and_within_the_cap() -> None:
 
 
 def test_suffix_limit_cuts_the_draft() -> None:
-    drafter = SuffixDrafter()
+    drafter = SuffixDrafter(SuffixConfig().for_rules())
     drafter.start(Request("r", tuple(range(20)) + tuple(range(10))))
     assert len(drafter.propose("r", 64)) == 10
     assert drafter.propose("r", 3).token_ids == (10, 11, 12)
@@ -154,3 +161,30 @@ def _scan(token_ids: tuple[int, ...], config: NgramConfig) -> tuple[tuple[int, .
 def test_ngram_sizes_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(UserError, match="min_match=6 must not exceed max_match=5"):
         NgramDrafter(NgramConfig(min_match=6))
+
+
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=5))
+def test_drafts_for_rules_are_those_of_a_cache_of_their_own(
+    requests: list[tuple[tuple[int, ...], tuple[int, ...]]],
+) -> None:
+    """They share what the cache knows with the longer drafts, and nothing else."""
+    shared, own = SuffixDrafter(), SuffixDrafter(SuffixConfig().for_rules())
+    rules = RuleDrafter(shared)
+    for number, (prompt, output) in enumerate(requests):
+        request = Request(f"{number}", prompt)
+        rules.start(request)
+        own.start(request)
+        for token in output:
+            shared.propose(request.request_id, 64)
+            assert rules.propose(request.request_id, 64) == own.propose(request.request_id, 64)
+            rules.observe(request.request_id, (token,))
+            own.observe(request.request_id, (token,))
+        rules.stop(request.request_id)
+        own.stop(request.request_id)
+
+
+def test_where_a_predictor_decides_drafts_are_longer() -> None:
+    drafter = SuffixDrafter()
+    drafter.start(Request("r", (*range(10, 40), 10, 11)))
+    assert len(drafter.propose("r", 64)) == 8
+    assert len(RuleDrafter(drafter).propose("r", 64)) == 2

@@ -12,7 +12,7 @@ from hvd_ray.traces.label import label_rate, label_shard, label_trace, shard_of
 from hvd_ray.traces.schema import labels_schema
 from hvd_ray.types import SamplingParams
 
-CONFIG = SuffixConfig(max_tree_depth=16)
+CONFIG = SuffixConfig(max_tree_depth=16, max_spec_factor=1.0)
 PHRASE = (3, 1, 4, 1, 5, 9, 2, 6)
 
 

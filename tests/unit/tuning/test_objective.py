@@ -127,7 +127,13 @@ def test_nothing_is_better_than_itself_or_by_one_prompt(inputs: TrialInputs) -> 
     same = contest({"a": AlwaysCache(), "b": AlwaysCache()}, inputs.validation, COSTS, seed=0)
     assert not same[0].gap.is_better
     few = inputs.validation
-    few = replace(few, traces=few.traces[:1], records=few.records[:1], models=few.models[:1])
+    few = replace(
+        few,
+        traces=few.traces[:1],
+        records=few.records[:1],
+        rule_records=few.rule_records[:1],
+        models=few.models[:1],
+    )
     row = contest({"a": AlwaysCache(), "b": NeverDraft()}, few, COSTS, seed=0)[0]
     assert row.gap.estimate.ratio > 1
     assert not row.gap.is_better

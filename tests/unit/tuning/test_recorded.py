@@ -1,5 +1,6 @@
 """Recorded look-ups replay as live ones do, step by step."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,14 @@ from hvd_ray.config import SuffixConfig
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.payoff.cost import PassCost, RowCosts
 from hvd_ray.payoff.cost_policy import CostPolicy
-from hvd_ray.payoff.policy import AlwaysCache, MatchRule, NeverDraft, ScoreRule, ThresholdPolicy
+from hvd_ray.payoff.policy import (
+    AlwaysCache,
+    MatchRule,
+    NeverDraft,
+    ScoreRule,
+    ThresholdPolicy,
+    is_rule,
+)
 from hvd_ray.traces.replay import ModelDrafts, replay
 from hvd_ray.traces.schema import Trace
 from hvd_ray.tuning.recorded import ReplaySet, look_up
@@ -43,15 +51,16 @@ POLICIES = [
 
 def _live(traces, policy, judged):
     """Replay all traces in order with one live cache; the judged ones' replays."""
-    drafter = SuffixDrafter(SuffixConfig())
+    config = SuffixConfig()
+    drafter = SuffixDrafter(config.for_rules() if is_rule(policy) else config)
     runs = [replay(trace, policy, drafter=drafter, costs=COSTS) for trace in traces]
     return [run for run, trace in zip(runs, traces, strict=True) if judged(trace)]
 
 
 def _record(traces, judged):
     found = look_up(traces, judged, drafter=SuffixDrafter(SuffixConfig()))
-    kept, records = zip(*found, strict=True)
-    return ReplaySet(kept, records, (None,) * len(kept))
+    kept, records, rule_records = zip(*found, strict=True)
+    return ReplaySet(kept, records, rule_records, (None,) * len(kept))
 
 
 def _is_judged(trace: Trace) -> bool:
@@ -86,12 +95,13 @@ def test_a_set_comes_back_from_disk_as_it_was(phrases, tmp_path: Path):
         else None
         for i, t in enumerate(recorded.traces)
     )
-    recorded = ReplaySet(recorded.traces, recorded.records, models)
+    recorded = replace(recorded, models=models)
     recorded.save(tmp_path / "set")
     found = ReplaySet.load(tmp_path / "set")
     assert found.traces == recorded.traces
     policy = CostPolicy(ByScore(), COSTS)
     assert found.replays(policy, COSTS) == recorded.replays(policy, COSTS)
+    assert found.replays(ScoreRule(), COSTS) == recorded.replays(ScoreRule(), COSTS)
     assert [m is None for m in found.models] == [m is None for m in models]
     assert {(m.max_draft_tokens, m.context_length) for m in found.models if m} == {(3, 70)}
     sources = {step.source for run in found.replays(policy, COSTS) for step in run.steps}
