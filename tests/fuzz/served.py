@@ -21,7 +21,7 @@ from hvd_ray.serving.auth import ApiKeys
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.lineup import set_stage
 from hvd_ray.serving.replica import Replica
-from hvd_ray.serving.settings import Limits, hot_settings
+from hvd_ray.serving.settings import Limits, ServeConfig, hot_settings
 from hvd_ray.text import HFTextCodec
 
 MODEL = "tiny"
@@ -93,7 +93,11 @@ def served(model_path: Path) -> Iterator[Served]:
     engine = TorchEngine.load(model_path, dtype="float32", num_threads=1)
     sources = Sources(payoff=_nothing, costs=_nothing, head=_nothing)
     stage = set_stage(
-        Config(), engine=engine, codec=HFTextCodec(model_path), sources=sources, resolve=_nothing
+        ServeConfig(),
+        engine=engine,
+        codec=HFTextCodec(model_path),
+        sources=sources,
+        resolve=_nothing,
     )
     settings = hot_settings({"limits": LIMITS.model_dump()})
     replica = Replica(stage, name=MODEL, root=str(model_path), hot=settings)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -31,6 +31,8 @@ from tests.unit.vllm_plugin.runner_fakes import FakeRunner
 
 tokens = st.lists(st.integers(0, 4), min_size=1, max_size=5)
 SCOPES = ("x", "y")
+ANY_SHAPE = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+"""Rules on requests that are there have little to choose from at first."""
 
 
 @dataclass
@@ -166,7 +168,9 @@ class PluginMachine(RuleBasedStateMachine):
 
 
 TestPluginRequests = PluginMachine.TestCase
-TestPluginRequests.settings = settings(max_examples=60, stateful_step_count=30)
+TestPluginRequests.settings = settings(
+    max_examples=60, stateful_step_count=30, suppress_health_check=ANY_SHAPE
+)
 
 
 class DecoderMachine(RuleBasedStateMachine):
@@ -251,4 +255,6 @@ class DecoderMachine(RuleBasedStateMachine):
 
 
 TestDecoderRequests = DecoderMachine.TestCase
-TestDecoderRequests.settings = settings(max_examples=40, stateful_step_count=25)
+TestDecoderRequests.settings = settings(
+    max_examples=40, stateful_step_count=25, suppress_health_check=ANY_SHAPE
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -173,4 +173,8 @@ class SuffixMachine(RuleBasedStateMachine):
 
 
 TestSuffixCache = SuffixMachine.TestCase
-TestSuffixCache.settings = settings(max_examples=60, stateful_step_count=30)
+TestSuffixCache.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
