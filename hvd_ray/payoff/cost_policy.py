@@ -136,17 +136,17 @@ def model_survival(
         limit: tokens of the draft.
         acceptance: the prior P(token k accepted | those before it were), by position.
     """
-    chances = [_chance(cycles, index, acceptance) for index in range(limit)]
+    tried_K, hits_K = [0] * limit, [0] * limit
+    for cycle in cycles:
+        for index in range(min(cycle.accepted + 1, cycle.drafted, limit)):
+            tried_K[index] += 1
+            hits_K[index] += cycle.accepted > index
+    chances = [
+        (acceptance[min(index, len(acceptance) - 1)] * PRIOR_CYCLES + hits) / (PRIOR_CYCLES + tried)
+        for index, (tried, hits) in enumerate(zip(tried_K, hits_K, strict=True))
+    ]
     survival_K: np.ndarray = np.cumprod(chances)
     return survival_K
-
-
-def _chance(cycles: Sequence[Step], index: int, acceptance: tuple[float, ...]) -> float:
-    """P(draft token `index` accepted | those before it were), recent cycles over the prior."""
-    prior = acceptance[min(index, len(acceptance) - 1)]
-    tried = [cycle for cycle in cycles if cycle.drafted > index and cycle.accepted >= index]
-    hits = sum(cycle.accepted > index for cycle in tried)
-    return (prior * PRIOR_CYCLES + hits) / (PRIOR_CYCLES + len(tried))
 
 
 def correction(outcomes: Iterable[DraftOutcome]) -> float:

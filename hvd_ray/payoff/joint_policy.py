@@ -9,7 +9,7 @@ price. Shapes: B requests, K draft length, N rows in all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,7 +79,7 @@ class _Offer:
 class _Plan:
     value: float
     sources_B: list[Source]
-    lengths_B: NDArray[np.int64]
+    lengths_B: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class JointCostPolicy:
             return []
         offers = self._offers(candidates_B, contexts_B)
         rows = len(offers) + sum(max(len(o.cache_K), len(o.model_K)) for o in offers)
-        verify_ms = self.costs.verify_ms(rows)
+        verify_ms = self.costs.verify_ms(max(rows, _most_rows(contexts_B)))
         rate = self._rate(contexts_B, verify_ms)
-        chain = max(len(offer.model_K) for offer in offers)
-        plans = [self._plan(offers, n, rate, verify_ms) for n in range(chain + 1)]
+        verify_ms = verify_ms[: rows + 1]
+        plans = self._plans(offers, rate, verify_ms)
         best = max(plans, key=lambda plan: plan.value)
         return [
-            _decision(source, int(length), candidates, offer)
+            _decision(source, length, candidates, offer)
             for source, length, candidates, offer in zip(
                 best.sources_B, best.lengths_B, candidates_B, offers, strict=True
             )
@@ -145,55 +145,104 @@ class JointCostPolicy:
     def _rate(self, contexts_B: Sequence[DecodeContext], verify_ms: Float64Array) -> float:
         """Tokens per millisecond being reached by these requests together.
 
-        Each counts by its recent cycles and a few plain ones as the prior; the head's passes are
-        shared, so the request that uses it most stands for them.
+        Each counts by its recent cycles and a few plain ones as the prior, each cycle beside the
+        other requests' mean rows; the head's passes are shared, so the request that uses it most
+        stands for them.
         """
-        emitted = rows = uses = 0.0
-        for context in contexts_B:
+        emitted = model_ms = 0.0
+        rows_B = [_mean_rows(context) for context in contexts_B]
+        all_rows, chain_ms = sum(rows_B), self._chain_prices(contexts_B)
+        rows_N: list[float] = []
+        weights_N: list[float] = []
+        for context, own_rows in zip(contexts_B, rows_B, strict=True):
             cycles = context.history.cycles
-            weight = PRIOR_CYCLES + len(cycles)
-            emitted += (PRIOR_CYCLES + sum(c.emitted for c in cycles)) / weight
-            rows += 1 + sum(c.drafted for c in cycles) / weight
-            uses = max(uses, sum(c.source == Source.EAGLE3 for c in cycles) / weight)
-        known = np.arange(len(verify_ms))
-        spent_ms = float(np.interp(rows, known, verify_ms))
-        if uses:
-            spent_ms += uses * self.costs.model_ms(self.model_draft_tokens)
-        return emitted / spent_ms
+            share = 1.0 / (PRIOR_CYCLES + len(cycles))
+            emitted += (PRIOR_CYCLES + sum([cycle.emitted for cycle in cycles])) * share
+            chains = [cycle.drafted for cycle in cycles if cycle.source is Source.EAGLE3]
+            model_ms = max(model_ms, sum([chain_ms[length] for length in chains]) * share)
+            plain = 1 + all_rows - own_rows
+            rows_N.append(plain)
+            rows_N += [plain + cycle.drafted for cycle in cycles]
+            weights_N.append(PRIOR_CYCLES * share)
+            weights_N += [share] * len(cycles)
+        times_N = np.interp(rows_N, np.arange(len(verify_ms)), verify_ms)
+        spent_ms = float(np.dot(times_N, weights_N)) / len(rows_B)
+        return emitted / (spent_ms + model_ms)
 
-    def _plan(
-        self, offers: Sequence[_Offer], num_chained: int, rate: float, verify_ms: Float64Array
-    ) -> _Plan:
-        """The best rows where the model drafter makes `num_chained` tokens; 0: it does not run."""
+    def _chain_prices(self, contexts_B: Sequence[DecodeContext]) -> list[float]:
+        """What a chain of so many tokens costs, from 0 to the longest that was verified lately."""
+        most = max([c.drafted for ctx in contexts_B for c in ctx.history.cycles], default=0)
+        return [0.0, *(self.costs.model_ms(length) for length in range(1, most + 1))]
+
+    def _plans(
+        self, offers: Sequence[_Offer], rate: float, verify_ms: Float64Array
+    ) -> Iterator[_Plan]:
+        """The best rows for each length of the model drafter's chain; 0: it does not run.
+
+        Every request offers the source whose rows are worth more at about the price of a row. A
+        chain that nobody prefers to the cache's draft is left out: it would cost and bring nothing.
+        """
         num_requests, num_rows = len(offers), len(verify_ms) - 1
         span = max(1, num_rows - num_requests)
         price = rate * float(verify_ms[num_rows] - verify_ms[num_requests]) / span
-        sources, curves = [], []
-        for offer in offers:
-            source, curve_K = _better(offer, num_chained, price)
-            sources.append(source)
-            curves.append(curve_K)
-        worth_N = np.concatenate(curves)
-        owner_N = np.repeat(np.arange(num_requests), [len(curve) for curve in curves])
+        paid_N = rate * verify_ms[num_requests:]
+        cache_worth_B = [float(np.maximum(o.cache_K - price, 0.0).sum()) for o in offers]
+        model_worth_BK = [np.maximum(o.model_K - price, 0.0).cumsum().tolist() for o in offers]
+        yield _best_rows([offer.cache_K for offer in offers], [False] * num_requests, paid_N, 0.0)
+        for num_chained in range(1, max(len(offer.model_K) for offer in offers) + 1):
+            chains = [offer.model_K[:num_chained] for offer in offers]
+            worth_B = [(worth_K[:num_chained] or [0.0])[-1] for worth_K in model_worth_BK]
+            is_model_B = [m > c for m, c in zip(worth_B, cache_worth_B, strict=True)]
+            if any(is_model_B):
+                picked = zip(is_model_B, chains, offers, strict=True)
+                curves = [chain if is_model else o.cache_K for is_model, chain, o in picked]
+                model_price = rate * self.costs.model_ms(num_chained)
+                yield _best_rows(curves, is_model_B, paid_N, model_price)
+
+
+def _best_rows(
+    curves_B: Sequence[Float64Array],
+    is_model_B: Sequence[bool],
+    paid_N: Float64Array,
+    model_price: float,
+) -> _Plan:
+    """The most valuable rows are admitted until the next ones cost more than they bring.
+
+    Args:
+        curves_B: each request's rows by worth, never rising.
+        is_model_B: whether they are the model drafter's.
+        paid_N: the price of a pass with so many rows beyond one a request.
+        model_price: of the model drafter's chain.
+    """
+    if len(curves_B) == 1:
+        gain_N = np.empty(len(curves_B[0]) + 1)
+        gain_N[0] = 0.0
+        np.cumsum(curves_B[0], out=gain_N[1:])
+        gain_N -= paid_N[: len(gain_N)]
+        num_admitted = int(gain_N.argmax())
+        lengths = [num_admitted]
+    else:
+        worth_N = np.concatenate(curves_B)
+        owner_N = np.repeat(np.arange(len(curves_B)), [len(curve) for curve in curves_B])
         order_N = np.argsort(-worth_N, kind="stable")
         gain_N = np.concatenate(([0.0], np.cumsum(worth_N[order_N])))
-        gain_N -= rate * verify_ms[num_requests : num_requests + len(gain_N)]
-        num_admitted = int(np.argmax(gain_N))
-        lengths_B = np.bincount(owner_N[order_N[:num_admitted]], minlength=num_requests)
-        value = float(gain_N[num_admitted])
-        if num_chained:
-            value -= rate * self.costs.model_ms(num_chained)
-        return _Plan(value, sources, lengths_B)
+        gain_N -= paid_N[: len(gain_N)]
+        num_admitted = int(gain_N.argmax())
+        lengths = np.bincount(owner_N[order_N[:num_admitted]], minlength=len(curves_B)).tolist()
+    sources = [Source.EAGLE3 if is_model else Source.SUFFIX for is_model in is_model_B]
+    return _Plan(float(gain_N[num_admitted]) - model_price, sources, lengths)
 
 
-def _better(offer: _Offer, num_chained: int, price: float) -> tuple[Source, Float64Array]:
-    """The source whose rows are worth more at about this price a row, and their worth."""
-    model_K = offer.model_K[:num_chained]
-    cache_worth = np.maximum(offer.cache_K - price, 0.0).sum()
-    model_worth = np.maximum(model_K - price, 0.0).sum()
-    if len(model_K) and model_worth > cache_worth:
-        return Source.EAGLE3, model_K
-    return Source.SUFFIX, offer.cache_K
+def _mean_rows(context: DecodeContext) -> float:
+    """Rows that a request brings to a pass, by its recent cycles and the plain ones before."""
+    cycles = context.history.cycles
+    return 1 + sum([cycle.drafted for cycle in cycles]) / (PRIOR_CYCLES + len(cycles))
+
+
+def _most_rows(contexts_B: Sequence[DecodeContext]) -> int:
+    """The most rows that a pass of these requests may have had lately."""
+    drafted = (max([c.drafted for c in ctx.history.cycles], default=0) for ctx in contexts_B)
+    return len(contexts_B) + sum(drafted)
 
 
 def _decision(source: Source, length: int, candidates: Candidates, offer: _Offer) -> Decision:

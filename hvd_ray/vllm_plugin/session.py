@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -27,6 +27,8 @@ class HybridSession:
     file: CountFile
     traces: TraceSampler | None = None
     counters: Counters = field(default_factory=Counters)
+    on_step: Callable[[Tracked, Step], None] = lambda _tracked, _step: None
+    """Told of each cycle of each request."""
     _pass_started: float = field(default=0.0, init=False)
     _pass_rows: int = field(default=0, init=False)
 
@@ -52,6 +54,7 @@ class HybridSession:
         atexit.register(file.remove)
         compat_runner.lift_length_limit(runner)
         compat_runner.time_steps(runner, session.start_pass)
+        hybrid.facts["draft_tokens"] = f"at most {runner.num_spec_tokens}"
         compat.log_line(hybrid.start_line)
         return session
 
@@ -83,7 +86,7 @@ class HybridSession:
         """
         self.counters.add("hvd_head_seconds_total", ms / 1e3)
         if self.hybrid.learnt is not None and is_typical:
-            self.hybrid.learnt.head.observe(num_tokens, ms)
+            self.hybrid.learnt.head.observe(max(1, num_tokens), ms)
 
     def give(self, choices: Sequence[Choice | None], drafts: Sequence[Draft]) -> list[list[int]]:
         """Note what each request is given, in vLLM's form."""
@@ -109,6 +112,7 @@ class HybridSession:
     def _on_step(self, tracked: Tracked, step: Step, skipped: str) -> None:
         self.counters.count_step(step, skipped=skipped)
         COUNTS.note(tracked.request_id, step)
+        self.on_step(tracked, step)
         if step.source == Source.EAGLE3:
             self.hybrid.acceptance.observe(step.drafted, step.accepted)
         if self.traces is not None:

@@ -97,6 +97,31 @@ def test_a_head_that_keeps_failing_is_left_alone() -> None:
     assert policy.decide_all([candidates], [context(*failing)])[0].source == Source.NONE
 
 
+@dataclass(frozen=True)
+class DearSecondRow(Lines):
+    """As float32 on a CPU: the second row costs nearly a pass, those after it little."""
+
+    def verify_ms(self, num_rows: int) -> Float64Array:
+        return super().verify_ms(num_rows) + 8.0 * (np.arange(num_rows + 1) > 1)
+
+
+def test_a_dear_second_row_is_worth_it_for_many_tokens_or_none() -> None:
+    costs = DearSecondRow(row=0.1)
+    assert decide(costs, cache(60)) == [(Source.NONE, 0)]
+    assert decide(costs, cache(*[90] * 8)) == [(Source.SUFFIX, 8)]
+
+
+def test_the_rate_counts_each_cycle_by_its_own_rows() -> None:
+    # half the cycles are plain, so half of them do not pay for the second row
+    cycles = [
+        Step(i, i, Source.SUFFIX, 8 * (i % 2), 4 * (i % 2), 1 + 4 * (i % 2)) for i in range(8)
+    ]
+    policy = JointCostPolicy(Curves(), DearSecondRow(row=0.0))
+    costs = policy.costs.verify_ms(16)
+    rate = policy._rate([context(*cycles)], costs)
+    assert rate == (8 + 8 * 3) / (12 * 10 + 4 * 18)
+
+
 def test_a_table_for_one_request_prices_rows_and_chains() -> None:
     table = RowCosts((1, 2), (10.0, 11.0), {Source.EAGLE3: 2.0}, {Source.EAGLE3: 0.5})
     costs = TableCosts(table)

@@ -24,6 +24,29 @@ def test_rows_that_were_never_tried_are_priced_by_the_prior() -> None:
     assert line.at(65) == pytest.approx(80.0, rel=0.05)
 
 
+def test_a_dear_second_row_is_told_from_dear_rows() -> None:
+    line = FadingLine(prior_slope=1 / 64)
+    for step in range(200):
+        rows = (1, 2, 5, 9, 1, 17)[step % 6]
+        line.observe(rows, 40.0 if rows == 1 else 75.0 + rows)
+    assert line.at(1) == pytest.approx(40.0, rel=0.03)
+    assert line.at(2) == pytest.approx(77.0, rel=0.02)
+    assert line.at(33) == pytest.approx(108.0, rel=0.03)
+    costs = LearntCosts(target=line)
+    assert costs.verify_ms(9).tolist() == pytest.approx([line.at(rows) for rows in range(10)])
+
+
+def test_a_pass_that_gets_cheaper_with_rows_is_held_to_be_level() -> None:
+    line = FadingLine(prior_slope=1 / 64)
+    for step in range(200):
+        rows = 1 + step % 8
+        line.observe(rows, 60.0 - rows)
+    times = LearntCosts(target=line).verify_ms(8)
+    assert (times[1:] > times[:-1]).all()
+    assert times[8] < 1.02 * times[1]
+    assert times[4] == pytest.approx(55.5, rel=0.03)
+
+
 def test_the_line_follows_the_load_and_forgets() -> None:
     line = FadingLine(prior_slope=1 / 64)
     for ms in [40.0] * 300 + [80.0] * 600:
