@@ -224,6 +224,8 @@ def options_of_arguments(arguments: Any) -> HvdOptions | None:
 def request_unpadded_drafting(arguments: Any) -> None:
     """Have the runner hand over sampled tokens on the CPU and take drafts of any length.
 
+    That is synchronous; asked for nothing else, the engine is told so.
+
     Raises:
         UserError: speculation is not configured, or the padded way was asked for.
     """
@@ -241,6 +243,8 @@ def request_unpadded_drafting(arguments: Any) -> None:
                 raise UserError(f"{SECTION}: cannot work with {key}=false; leave it out")
         given.setdefault("disable_padded_drafter_batch", True)
     arguments.speculative_config = given
+    if arguments.async_scheduling is None:  # else vLLM tries, and warns that it cannot
+        arguments.async_scheduling = False
 
 
 def check_engine(vllm_config: Any) -> None:

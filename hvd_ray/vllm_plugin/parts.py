@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvd_ray.config import Config
+from hvd_ray.config import Config, SuffixConfig
+from hvd_ray.context import DecodeContext
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.estimator import CacheOwnEstimator, PredictorEstimator
 from hvd_ray.payoff.joint_policy import BatchCosts, JointCostPolicy, TableCosts
+from hvd_ray.payoff.policy import Candidates
 from hvd_ray.systems import Parts, build_policy
+from hvd_ray.types import Request, TokenBuffer
 from hvd_ray.vllm_plugin.options import OWN_PAYOFF, HvdOptions, Target
 from hvd_ray.vllm_plugin.requests import Profile, RequestTable
 from hvd_ray.vllm_plugin.router import BatchPolicy, EachAlone, Limits, Router
@@ -56,6 +59,7 @@ def open_hybrid(
         )
     else:
         policy = EachAlone(build_policy(options.system, config, Parts(estimator)))
+    compile_ahead(options.cache, policy)
     limits = Limits(
         target.max_model_len,
         options.eagle3_tokens if target.has_head else 0,
@@ -75,6 +79,22 @@ def open_hybrid(
         "traces": options.traces.folder if options.traces else "off",
     }
     return Hybrid(router, acceptance, learnt, facts)
+
+
+def compile_ahead(cache: SuffixConfig, policy: BatchPolicy) -> None:
+    """Draft and decide once: functions are compiled at their first call, which takes seconds and
+    must not fall into the first requests. Nothing of it is remembered."""
+    drafter = SuffixDrafter(cache)
+    text = (0, 1, 2, 3) * 4
+    for name in ("compile", "compile again"):  # the second finds the first in its scope
+        drafter.start(Request(name, text))
+        drafter.observe(name, text)
+    draft = drafter.propose(name, len(text))
+    assert draft.token_ids
+    context = DecodeContext(TokenBuffer(text), 8, max_tokens=32, room=len(text))
+    context.history.note(draft, is_selected=False, predicted=1.0)
+    context.history.advance(text)
+    policy.decide_all([Candidates(draft)] * 2, [context] * 2)
 
 
 def _estimator(

@@ -60,13 +60,16 @@ def test_what_does_not_work_is_refused_by_name(changed: dict[str, Any], culprit:
 
 
 def arguments(speculative: dict[str, Any] | None, spec_method: str | None = None) -> Any:
-    return SimpleNamespace(speculative_config=speculative, spec_method=spec_method)
+    return SimpleNamespace(
+        speculative_config=speculative, spec_method=spec_method, async_scheduling=None
+    )
 
 
 def test_drafts_of_any_length_are_asked_for_without_the_users_help() -> None:
     given = arguments({"method": "eagle3", "model": "head", "num_speculative_tokens": 8})
     compat.request_unpadded_drafting(given)
     assert given.speculative_config["disable_padded_drafter_batch"] is True
+    assert given.async_scheduling is False, "vLLM would try, fail and warn"
     by_flag = arguments(None, "eagle3")
     compat.request_unpadded_drafting(by_flag)
     assert by_flag.speculative_config == {"disable_padded_drafter_batch": True}
