@@ -15,8 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-MAX_WAITING_ROWS = 64
-"""A request's rows are read at the latest when there are so many: states are kept in memory."""
+MAX_WAITING_ROWS = 4096
+"""Over all requests; beyond it the longest parts are read: states are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,26 @@ class Rows:
         """One beyond the last position."""
         return self.start + len(self.token_ids_N)
 
-    def followed_by(self, other: Rows) -> Rows:
-        return Rows(
-            self.start,
-            torch.cat((self.token_ids_N, other.token_ids_N)),
-            torch.cat((self.hidden_NA, other.hidden_NA)),
-            torch.cat((self.slots_N, other.slots_N)),
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Parts of which each follows on the one before."""
+        return cls(
+            parts[0].start,
+            torch.cat([part.token_ids_N for part in parts]),
+            torch.cat([part.hidden_NA for part in parts]),
+            torch.cat([part.slots_N for part in parts]),
         )
+
+
+@dataclass(slots=True)
+class _Waiting:
+    handle: object
+    parts: list[Rows]
+    num_rows: int
+
+    @property
+    def end(self) -> int:
+        return self.parts[-1].end
 
 
 @dataclass(slots=True)
@@ -52,38 +65,49 @@ class Backlog:
     """Waiting rows. A request's are dropped as soon as vLLM computes its positions anew."""
 
     block_size: int
-    """Positions that vLLM shares as one; 0: it shares none."""
+    """Positions that vLLM shares as one; 0: it shares none, and a prompt waits like any row."""
     max_rows: int = MAX_WAITING_ROWS
-    _waiting: dict[str, tuple[object, Rows]] = field(default_factory=dict)
-
-    @property
-    def num_rows(self) -> int:
-        return sum(len(rows) for _, rows in self._waiting.values())
+    num_rows: int = field(default=0, init=False)
+    """Rows that wait, of all requests."""
+    _waiting: dict[str, _Waiting] = field(default_factory=dict)
 
     def add(self, request_id: str, handle: object, rows: Rows) -> None:
         """Take in a step's rows, after those that wait where they follow on."""
         known = self._waiting.get(request_id)
-        if known is not None and known[0] is handle and known[1].end == rows.start:
-            rows = known[1].followed_by(rows)
-        self._waiting[request_id] = (handle, rows)
+        if known is not None and (known.handle is not handle or known.end != rows.start):
+            self.drop(request_id)
+            known = None
+        if known is None:
+            known = self._waiting[request_id] = _Waiting(handle, [], 0)
+        known.parts.append(rows)
+        known.num_rows += len(rows)
+        self.num_rows += len(rows)
 
     def is_due(self, request_id: str) -> bool:
         """Whether the head must read these rows now, wanted or not."""
-        _, rows = self._waiting[request_id]
+        waiting = self._waiting[request_id]
+        start = waiting.parts[0].start
         completes_block = self.block_size > 0 and (
-            rows.end // self.block_size > rows.start // self.block_size
+            waiting.end // self.block_size > start // self.block_size
         )
-        return completes_block or len(rows) >= self.max_rows
+        is_share = waiting.num_rows * len(self._waiting) >= self.max_rows
+        return completes_block or (self.num_rows >= self.max_rows and is_share)
 
     def take(self, request_ids: Iterable[str]) -> list[Rows]:
         """The waiting rows of these requests; they wait no more."""
-        return [self._waiting.pop(request_id)[1] for request_id in request_ids]
+        return [Rows.joined(self.drop(request_id)) for request_id in request_ids]
+
+    def drop(self, request_id: str) -> list[Rows]:
+        """Forget a request's rows, as the head will never need them; the parts they came in."""
+        waiting = self._waiting.pop(request_id)
+        self.num_rows -= waiting.num_rows
+        return waiting.parts
 
     def forget_absent(self, alive: Mapping[str, object]) -> None:
         """Drop the rows of requests that vLLM no longer has."""
-        gone = [id for id, (handle, _) in self._waiting.items() if alive.get(id) is not handle]
+        gone = [id for id, one in self._waiting.items() if alive.get(id) is not one.handle]
         for request_id in gone:
-            del self._waiting[request_id]
+            self.drop(request_id)
 
 
 def in_batches(sizes: Sequence[int], limit: int) -> list[list[int]]:

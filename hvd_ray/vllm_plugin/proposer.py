@@ -20,6 +20,8 @@ from hvd_ray.vllm_plugin.backlog import Backlog, in_batches
 from hvd_ray.vllm_plugin.router import Choice
 from hvd_ray.vllm_plugin.session import HybridSession
 
+_TYPICAL_ROWS = 64
+"""The most rows of a request that the head reads between two prompts."""
 Chains = dict[int, list[int]]
 """The head's tokens for requests of a step, by their place in it."""
 
@@ -59,13 +61,7 @@ class HybridEagleProposer(EagleProposer):  # type: ignore[misc]
         self._backlog.forget_absent(requests)
         for request_id, part in zip(ids, rows, strict=True):
             self._backlog.add(request_id, requests[request_id], part)
-        due = [
-            index
-            for index, choice in enumerate(choices)
-            if not self._sampled[index]  # prompts are long, and shared soon
-            or (choice is not None and choice.num_model_tokens)
-            or self._backlog.is_due(ids[index])
-        ]
+        due = [index for index, choice in enumerate(choices) if self._is_due(ids[index], choice)]
         taken = self._backlog.take(ids[index] for index in due)
         started = perf_counter()
         chains: Chains = {}
@@ -74,10 +70,19 @@ class HybridEagleProposer(EagleProposer):  # type: ignore[misc]
             some = compat_runner.step_of_rows(step, indices, [taken[member] for member in group])
             chains |= _as_chains(indices, super().propose(wanted, **some))
         if taken:
-            is_typical = max(len(part) for part in taken) <= self._backlog.max_rows
+            is_typical = max(len(part) for part in taken) <= _TYPICAL_ROWS
             ms = (perf_counter() - started) * 1e3
             self._session.observe_head(wanted, ms, is_typical=is_typical)
         return chains
+
+    def _is_due(self, request_id: str, choice: Choice | None) -> bool:
+        """Whether the head reads a request's rows in this step; drops them if it never will."""
+        if choice is not None and choice.num_model_tokens:
+            return True
+        if choice is not None and not choice.may_use_model and not self._backlog.block_size:
+            self._backlog.drop(request_id)
+            return False
+        return self._backlog.is_due(request_id)
 
 
 class HybridSuffixProposer(SuffixDecodingProposer):  # type: ignore[misc]

@@ -79,6 +79,11 @@ class Choice:
         return self.decision.length if self.decision.source == Source.EAGLE3 else 0
 
     @property
+    def may_use_model(self) -> bool:
+        """Whether the request could ever want the head."""
+        return self.tracked.profile.control in _USES_MODEL
+
+    @property
     def cache_tokens(self) -> Draft:
         """The cache's draft as decided, or none."""
         is_cache = self.decision.source == self.cache.source and self.decision.length > 0

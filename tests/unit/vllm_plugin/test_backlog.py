@@ -72,6 +72,28 @@ def test_rows_do_not_wait_for_ever() -> None:
     assert backlog.is_due("a")
 
 
+def test_the_longest_are_read_when_too_many_wait() -> None:
+    backlog = Backlog(block_size=0, max_rows=100)
+    for name, count in (("prompt", 90), ("short", 3), ("other", 7)):
+        assert not [known for known in ("prompt", "short") if known in backlog._waiting
+                    and backlog.is_due(known)]  # fmt: skip
+        backlog.add(name, HANDLE, rows(0, count))
+    assert [name for name in ("prompt", "short", "other") if backlog.is_due(name)] == ["prompt"]
+    backlog.take(["prompt"])
+    assert backlog.num_rows == 10
+    assert not backlog.is_due("other")
+
+
+def test_rows_that_nobody_will_read_are_dropped() -> None:
+    backlog = Backlog(block_size=0)
+    backlog.add("a", HANDLE, rows(0, 9))
+    backlog.drop("a")
+    assert backlog.num_rows == 0
+    backlog.add("a", HANDLE, rows(9, 2))
+    (taken,) = backlog.take(["a"])
+    assert taken.start == 9
+
+
 def test_batches_keep_to_the_heads_buffers() -> None:
     assert in_batches([3, 3, 3, 9, 1, 1], 6) == [[0, 1], [2], [3], [4, 5]]
     assert in_batches([], 6) == []
