@@ -51,7 +51,7 @@ class Sample:
     request: Request
     completion: Completion
     seconds: float
-    """Wall time of the whole request."""
+    """Wall time of the whole request; of requests served together, its share of theirs."""
     difference: Difference | None = None
     """From greedy's output; None where there is none."""
     is_identical_in_one_pass: bool | None = None
@@ -60,6 +60,8 @@ class Sample:
     """Share of the positions whose token is greedy's."""
     quality: float | None = None
     """Against greedy's answer; None where the workload has no score."""
+    wave: int | None = None
+    """Which of the workload's waves it was served in; None where each prompt ran alone."""
 
 
 def workload_rows(samples: Sequence[Sample], *, engine: str, dtype: str, seed: int) -> list[Row]:
@@ -92,9 +94,7 @@ class _Speedup:
     def of(cls, samples: Sequence[Sample], baseline: Sequence[Sample], *, seed: int) -> _Speedup:
         prompts = [sample.prompt for sample in samples]
         assert prompts == [sample.prompt for sample in baseline], "arms saw different prompts"
-        unit, clusters = resampling_units(
-            [prompt.session_id for prompt in prompts], [prompt.id for prompt in prompts]
-        )
+        unit, clusters = _units(samples)
         estimate = paired_speedup(
             _work(samples), baseline=_work(baseline), clusters=clusters, seed=seed
         )
@@ -104,11 +104,19 @@ class _Speedup:
     def mean(cls, parts: Sequence[_Speedup]) -> _Speedup:
         units = {part.unit for part in parts}
         mean = geometric_mean([part.estimate for part in parts])
-        return cls(mean, "session" if units == {"session"} else "prompt")
+        return cls(mean, units.pop() if len(units) == 1 else "prompt")
 
     @property
     def ci(self) -> tuple[float, float]:
         return self.estimate.low, self.estimate.high
+
+
+def _units(samples: Sequence[Sample]) -> tuple[Unit, list[str]]:
+    """What is drawn: waves where requests shared their time, else sessions or prompts."""
+    if all(sample.wave is not None for sample in samples):
+        return "wave", [str(sample.wave) for sample in samples]
+    prompts = [sample.prompt for sample in samples]
+    return resampling_units([p.session_id for p in prompts], [p.id for p in prompts])
 
 
 @dataclass(frozen=True, slots=True)

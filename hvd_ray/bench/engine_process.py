@@ -9,14 +9,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from hvd_ray.errors import UserError
-from hvd_ray.types import Request
+from hvd_ray.types import Request, Source, Step
 
 MODULE = "hvd_ray.vllm_plugin.bench_engine"
 _LOG_TAIL = 2000
@@ -39,6 +39,8 @@ class Answer:
     drafts: tuple[tuple[int, int], ...]
     """Drafted and accepted tokens of each pass that verified a draft."""
     finish_reason: str
+    steps: tuple[Step, ...] | None = None
+    """The cycles, where the plugin drafted and can tell; None where vLLM did."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,10 @@ class EngineProcess:
     """One engine; `start` it, ask it waves of requests, and `close` it."""
 
     arguments: dict[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Goes before all else that its environment says."""
+    extra_args: Mapping[str, str] = field(default_factory=dict)
+    """What every request asks for beside its sampling, e.g. `{"hvd": "off"}`."""
     _process: subprocess.Popen[str] | None = field(default=None, init=False)
     _log: IO[bytes] | None = field(default=None, init=False)
 
@@ -53,7 +59,7 @@ class EngineProcess:
         """Begin to load; `wait_ready` waits until it is done."""
         cores = sorted(os.sched_getaffinity(0))
         bind = {"VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}"}
-        environment = bind | _SETTINGS | os.environ
+        environment = bind | _preloaded() | _SETTINGS | os.environ | dict(self.environment)
         self._log = TemporaryFile()  # noqa: SIM115 (closed by close)
         self._process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
@@ -80,7 +86,11 @@ class EngineProcess:
         Raises:
             UserError: the engine ended.
         """
-        self._write({"requests": [_plain(request) for request in requests]})
+        extra = {"extra_args": dict(self.extra_args)} if self.extra_args else {}
+        asked = [_plain(request) for request in requests]
+        for plain in asked:
+            plain["sampling"] |= extra
+        self._write({"requests": asked})
         said = self._read()
         answers = [_answer(said["answers"][request.request_id]) for request in requests]
         return float(said["seconds"]), answers
@@ -131,6 +141,12 @@ class EngineProcess:
         return UserError(f"a vLLM engine ended unasked; the end of its log: {tail}")
 
 
+def _preloaded() -> dict[str, str]:
+    """Intel's OpenMP before any other: without it speculation on a CPU loses much, says vLLM."""
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return {"LD_PRELOAD": str(library)} if library.exists() else {}
+
+
 def _plain(request: Request) -> dict[str, Any]:
     sampling = request.sampling
     return {
@@ -158,4 +174,9 @@ def _answer(said: dict[str, Any]) -> Answer:
         tuple(said["emitted"]),
         tuple((drafted, accepted) for drafted, accepted in said["drafts"]),
         said["finish_reason"],
+        None if said["steps"] is None else tuple(map(_step, said["steps"])),
     )
+
+
+def _step(said: dict[str, Any]) -> Step:
+    return Step(**{**said, "source": Source(said["source"])})

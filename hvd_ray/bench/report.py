@@ -164,7 +164,9 @@ def title(result: BenchResult) -> str:
     row = result.rows[0]
     caches = " and ".join(sorted({row.cache for row in result.rows} - {"none"}))
     state = f", {caches} cache" if caches else ""
-    return f"{_model(result)}, {row.dtype}, {row.engine} engine{state}"
+    together = (result.provenance.get("options") or {}).get("concurrency", 1)
+    load = f", {together} requests at once" if together > 1 else ""
+    return f"{_model(result)}, {row.dtype}, {row.engine} engine{state}{load}"
 
 
 def _model(result: BenchResult) -> str:

@@ -152,7 +152,9 @@ def run_bench(
     prompts = read.prompts
     chosen = select(prompts, split=options.split, limit=options.limit)
     if options.engine == "vllm":
-        return _run_in_vllm(options, config, chosen, progress=progress)
+        from hvd_ray.bench.vllm_session import Asked, run_in_vllm
+
+        return run_in_vllm([Asked(options, chosen, store)], config, progress=progress)[0].result
     systems, found, notes = find_parts(options.systems, config, sources)
     notes = [*(f"skipped {line}" for line in read.bad_lines), *notes]
     arms = choose_arms(systems, CACHES[options.cache])
@@ -176,44 +178,15 @@ def run_bench(
     about = provenance(
         config=config,
         workload_hash=workload_hash(chosen),
-        options=_plain(options),
+        options=plain_options(options),
         filling_prompts={workload: len(asked) for workload, asked in plan.filling.items()},
         warm_up="one short request a system, one pass of each number of rows; not counted",
         load_average=round(load_average, 2),
-        **_checkpoint(config),
+        **checkpoint(config),
         **found.facts,
         **({"rivals": rival_facts()} if set(systems) & set(RIVALS) else {}),
     )
     return summarise(samples, engine.capabilities, config, notes=notes, about=about)
-
-
-def _run_in_vllm(
-    options: BenchOptions, config: Config, chosen: Sequence[Prompt], *, progress: Progress
-) -> BenchResult:
-    """The same comparison with every system in a vLLM engine of its own."""
-    from hvd_ray.bench.vllm_run import SYSTEMS, Wave, run_engines, target_limits
-    from hvd_ray.text import HFTextCodec
-
-    wave = Wave(options.concurrency)
-    limits = target_limits(config, wave)
-    codec = HFTextCodec(resolve_model(config.model).path_or_id)
-    sampling = Sampling(options.max_tokens, options.temperature, config.seed)
-    plan = Plan(
-        choose_arms(options.systems or SYSTEMS, CACHES[options.cache]),
-        ask(chosen, codec=codec, capabilities=limits, sampling=sampling),
-        {},
-    )
-    load_average = os.getloadavg()[0]
-    samples = run_engines(plan, config, wave, progress=progress)
-    about = provenance(
-        config=config,
-        workload_hash=workload_hash(chosen),
-        options=_plain(options),
-        warm_up="one short request a system; not counted",
-        load_average=round(load_average, 2),
-        **_checkpoint(config),
-    )
-    return summarise(samples, limits, config, notes=(), about=about)
 
 
 def _plan(
@@ -244,7 +217,7 @@ def _builder(engine: Engine, codec: TextCodec, config: Config, parts: Parts) -> 
     return build
 
 
-def _checkpoint(config: Config) -> dict[str, str]:
+def checkpoint(config: Config) -> dict[str, str]:
     """Which weights and tokenizer were measured, whatever their folder is called."""
     model = resolve_model(config.model)
     if not model.is_local:
@@ -255,7 +228,7 @@ def _checkpoint(config: Config) -> dict[str, str]:
     }
 
 
-def _plain(options: BenchOptions) -> dict[str, Any]:
+def plain_options(options: BenchOptions) -> dict[str, Any]:
     return asdict(options) | {"prompt_files": [str(path) for path in options.prompt_files]}
 
 

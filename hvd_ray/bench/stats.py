@@ -27,7 +27,7 @@ MIN_SESSIONS = 4
 MIN_UNITS = 3
 """With two, Student's t would give an interval of 18 standard errors: none is more honest."""
 
-Unit = Literal["session", "prompt"]
+Unit = Literal["session", "prompt", "wave"]
 
 # Shapes: P prompts, C clusters (sessions), R draws of the bootstrap.
 

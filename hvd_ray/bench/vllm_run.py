@@ -1,8 +1,7 @@
 """`hvd bench --engine vllm`: the systems inside vLLM, against vLLM's own speculation.
 
-`greedy`, `ngram`, `suffix` and `eagle3` are vLLM's own methods; the others are the plugin's
-policies. Every system has an engine in a process of its own; all are loaded, and they are asked in
-turns, wave by wave, so that whatever else the machine does meets all of them alike.
+All engines are loaded, and they are asked in turns, wave by wave, so that whatever else the machine
+does meets all of them alike.
 """
 
 from __future__ import annotations
@@ -10,180 +9,120 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from hvd_ray.bench.cells import Arm, Sample
 from hvd_ray.bench.engine_process import Answer, EngineProcess
-from hvd_ray.bench.measure import WARM_UP_TOKENS
-from hvd_ray.bench.plan import Plan, Question
-from hvd_ray.bench.result import BASELINE, Difference
+from hvd_ray.bench.measure import WARM_UP_TOKENS, SampleStore
+from hvd_ray.bench.plan import Plan, Question, has_no_memory
+from hvd_ray.bench.quality import agreement
+from hvd_ray.bench.result import Difference
+from hvd_ray.bench.vllm_engines import (
+    OWN_SOURCE,
+    Engine,
+    OpenEngine,
+    Wave,
+    opened_engines,
+)
 from hvd_ray.config import Config
-from hvd_ray.engines.base import EngineCapabilities
-from hvd_ray.errors import NotSupportedError, UserError
-from hvd_ray.fetch import resolve_model
-from hvd_ray.systems import HYBRIDS, head_folder
 from hvd_ray.types import Completion, FinishReason, Request, Source, Step
 
 if TYPE_CHECKING:
     from hvd_ray.bench.session import Progress
 
-SYSTEMS = ("greedy", "ngram", "suffix", "eagle3", "hvd_cost")
-"""Compared unless others are named."""
-MAX_DRAFT_TOKENS = 32
-"""`num_speculative_tokens` of `suffix` and the hybrids."""
-_POLICIES = {"hvd_cost": "cost", "hvd_tau": "tau", "rule_score": "score", "rule_match": "match"}
-_OWN_SOURCE = {
-    "ngram": Source.NGRAM,
-    "suffix": Source.SUFFIX,
-    "eagle3": Source.EAGLE3,
-}
-
-
-class Engine(Protocol):
-    """What a system is asked through; `EngineProcess`, or a test's stand-in."""
-
-    def start(self) -> None: ...
-
-    def wait_ready(self) -> None: ...
-
-    def serve(self, requests: Sequence[Request]) -> tuple[float, list[Answer]]: ...
-
-    def reset(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-OpenEngine = Callable[[dict[str, Any]], Engine]
-
-
-@dataclass(frozen=True, slots=True)
-class Wave:
-    """Requests that are served together."""
-
-    concurrency: int
-    max_model_len: int = 2048
-
-
-def target_limits(config: Config, wave: Wave) -> EngineCapabilities:
-    """What the engines can hold.
-
-    Raises:
-        UserError: the model's configuration cannot be read.
-    """
-    from hvd_ray.engines.torch_engine import read_model_config
-
-    limits = read_model_config(resolve_model(config.model).path_or_id).get_text_config()
-    return EngineCapabilities(
-        name="vllm",
-        vocab_size=limits.vocab_size,
-        context_length=min(wave.max_model_len, limits.max_position_embeddings),
-        eos_token_ids=(),
-        dtype=config.dtype,
-    )
-
-
-def engine_arguments(system: str, config: Config, wave: Wave) -> dict[str, Any]:
-    """vLLM's arguments for a system.
-
-    Raises:
-        UserError: the system needs a head and there is none.
-    """
-    base: dict[str, Any] = {
-        "model": resolve_model(config.model).path_or_id,
-        "dtype": config.dtype,
-        "max_model_len": wave.max_model_len,
-        "max_num_seqs": wave.concurrency,
-        "seed": config.seed % 2**32,
-    }
-    speculation = _speculation(system, config)
-    if speculation is not None:
-        base["speculative_config"] = speculation
-    if system in HYBRIDS:
-        base["additional_config"] = {"hvd": _section(system, config)}
-    return base
-
-
-def _speculation(system: str, config: Config) -> dict[str, Any] | None:
-    if system == BASELINE:
-        return None
-    if system == "ngram":
-        ngram = config.drafting.ngram
-        return {
-            "method": "ngram",
-            "num_speculative_tokens": ngram.max_draft_tokens,
-            "prompt_lookup_min": ngram.min_match,
-            "prompt_lookup_max": ngram.max_match,
-        }
-    if system == "suffix":
-        return {"method": "suffix", "num_speculative_tokens": MAX_DRAFT_TOKENS}
-    tokens = config.drafting.eagle3.num_tokens if system == "eagle3" else MAX_DRAFT_TOKENS
-    head = str(head_folder(config).absolute())
-    return {"method": "eagle3", "model": head, "num_speculative_tokens": tokens}
-
-
-def _section(system: str, config: Config) -> dict[str, Any]:
-    """The plugin's section; without a predictor the cache's own estimate decides."""
-    section: dict[str, Any] = {
-        "policy": _POLICIES[system],
-        "eagle3_tokens": config.drafting.eagle3.num_tokens,
-        "cache": config.drafting.suffix.model_dump(),
-    }
-    if system in ("hvd_cost", "hvd_tau"):
-        section["payoff"] = _predictor(config)
-    if system == "hvd_cost" and config.policy.costs is not None:
-        section["costs"] = str(Path(config.policy.costs).absolute())
-    if system == "hvd_tau":
-        section["tau"] = config.policy.tau
-    if system == "rule_match":
-        section["min_match"] = config.policy.min_match
-    return section
-
-
-def _predictor(config: Config) -> str:
-    from hvd_ray.tracking import resolve_predictor
-
-    try:
-        return str(resolve_predictor(config=config).absolute())
-    except UserError:
-        if config.policy.predictor is not None:
-            raise
-        return "own"
-
 
 def measure_in_vllm(
-    plan: Plan, *, engines: Mapping[str, Engine], wave: Wave, on_request: Callable[[str], None]
+    plan: Plan,
+    *,
+    engines: Mapping[str, Engine],
+    wave: Wave,
+    on_request: Callable[[str], None],
+    store: SampleStore | None = None,
 ) -> list[Sample]:
     """Measure a plan with engines that are ready; every one is cold at each workload's start.
 
-    The first prompt is asked of all of them once before, briefly, and not counted.
+    The first prompt is asked of all of them once before, briefly, and not counted. A wave that the
+    store holds is not measured again; where others of its workload are, engines with a memory are
+    asked it once more, so that they know what they would have known.
     """
-    first = next(iter(plan.measured.values()))[0].request
-    warm_up = replace(
-        first, sampling=replace(first.sampling, max_tokens=WARM_UP_TOKENS, min_tokens=0)
-    )
-    for engine in engines.values():
-        engine.serve([warm_up])
     samples: list[Sample] = []
+    is_warm = False
     turn = 0
     for workload, questions in plan.measured.items():
-        for engine in engines.values():
+        waves = list(_waves(questions, wave.concurrency))
+        known = [_stored(questions_together, store) for questions_together in waves]
+        if not is_warm and None in known:
+            _warm_up(questions[0], engines)
+            is_warm = True
+        for engine in engines.values() if None in known else ():
             engine.reset()
-        for questions_together in _waves(questions, wave.concurrency):
+        for index, (questions_together, found) in enumerate(zip(waves, known, strict=True)):
             order = [plan.arms[(turn + i) % len(plan.arms)] for i in range(len(plan.arms))]
             turn += 1
-            asked: list[Sample] = []
-            for arm in order:
-                asked += _ask(questions_together, arm, engines[arm.system])
-                for _ in questions_together:
-                    on_request(f"{workload}: {arm.system}")
-            samples += _compared(asked)
+            if found is None:
+                found = _measured(questions_together, order, engines, workload, on_request)
+                if wave.concurrency > 1:
+                    found = [replace(sample, wave=index) for sample in found]
+                _keep(found, store)
+            elif None in known[index:]:
+                _catch_up(questions_together, engines)
+            samples += found
     return samples
 
 
 def _waves(questions: Sequence[Question], size: int) -> Iterator[Sequence[Question]]:
     for start in range(0, len(questions), size):
         yield questions[start : start + size]
+
+
+def _warm_up(question: Question, engines: Mapping[str, Engine]) -> None:
+    sampling = replace(question.request.sampling, max_tokens=WARM_UP_TOKENS, min_tokens=0)
+    for engine in engines.values():
+        engine.serve([replace(question.request, sampling=sampling)])
+
+
+def _measured(
+    questions: Sequence[Question],
+    order: Sequence[Arm],
+    engines: Mapping[str, Engine],
+    workload: str,
+    on_request: Callable[[str], None],
+) -> list[Sample]:
+    """The samples of one wave, all arms of it in turn."""
+    asked: list[Sample] = []
+    for arm in order:
+        asked += _ask(questions, arm, engines[arm.system])
+        for _ in questions:
+            on_request(f"{workload}: {arm.system}")
+    return _compared(asked)
+
+
+def num_missing(plan: Plan, concurrency: int, store: SampleStore | None) -> int:
+    """Requests that the store does not spare."""
+    waves = [w for q in plan.measured.values() for w in _waves(q, concurrency)]
+    return len(plan.arms) * sum(len(wave) for wave in waves if _stored(wave, store) is None)
+
+
+def _stored(questions: Sequence[Question], store: SampleStore | None) -> list[Sample] | None:
+    """The samples of a wave where an earlier run has measured it whole."""
+    if store is None:
+        return None
+    found = [store.stored(question) for question in questions]
+    whole = [samples for samples in found if samples is not None]
+    return [s for samples in whole for s in samples] if len(whole) == len(found) else None
+
+
+def _keep(samples: Sequence[Sample], store: SampleStore | None) -> None:
+    if store is None:
+        return
+    for prompt_id in dict.fromkeys(sample.prompt.id for sample in samples):
+        store.keep([sample for sample in samples if sample.prompt.id == prompt_id])
+
+
+def _catch_up(questions: Sequence[Question], engines: Mapping[str, Engine]) -> None:
+    for system, engine in engines.items():
+        if not has_no_memory(system):
+            engine.serve([question.request for question in questions])
 
 
 def _ask(questions: Sequence[Question], arm: Arm, engine: Engine) -> list[Sample]:
@@ -203,7 +142,9 @@ def _ask(questions: Sequence[Question], arm: Arm, engine: Engine) -> list[Sample
 
 def _completion(request: Request, answer: Answer, system: str) -> Completion:
     reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
-    steps = tuple(_steps(answer, _OWN_SOURCE.get(system, Source.SUFFIX)))
+    steps = answer.steps
+    if steps is None:
+        steps = tuple(_steps(answer, OWN_SOURCE.get(system, Source.NONE)))
     return Completion(request.request_id, answer.token_ids, "", reason, steps=steps)
 
 
@@ -231,7 +172,14 @@ def _steps(answer: Answer, source: Source) -> Iterator[Step]:
 def _compared(samples: Sequence[Sample]) -> list[Sample]:
     """The samples of a wave with each output compared with greedy's."""
     greedy = {s.prompt.id: s.completion.token_ids for s in samples if s.arm.is_baseline}
-    return [replace(s, difference=_difference(s, greedy[s.prompt.id])) for s in samples]
+    return [
+        replace(
+            sample,
+            difference=_difference(sample, greedy[sample.prompt.id]),
+            agreement=agreement(sample.completion.token_ids, greedy[sample.prompt.id]),
+        )
+        for sample in samples
+    ]
 
 
 def _difference(sample: Sample, reference: tuple[int, ...]) -> Difference | None:
@@ -243,40 +191,46 @@ def _difference(sample: Sample, reference: tuple[int, ...]) -> Difference | None
     return Difference(sample.prompt.id, position, None)
 
 
-def run_engines(
-    plan: Plan,
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of the engines at one concurrency."""
+
+    plan: Plan
+    concurrency: int = 1
+    store: SampleStore | None = None
+
+
+def run_loads(
+    loads: Sequence[Load],
     config: Config,
-    wave: Wave,
     *,
+    max_model_len: int,
     progress: Progress,
     open_engine: OpenEngine = EngineProcess,
-) -> list[Sample]:
-    """Start an engine for each system, one after the other, measure, and end them.
+) -> list[list[Sample]]:
+    """The samples of each load, with the same engines for all; none is started for nothing.
 
     Raises:
-        UserError: an engine cannot be started.
+        UserError: a system has no place in vLLM, or an engine cannot be started.
     """
-    known = (BASELINE, *_OWN_SOURCE, *_POLICIES)
-    for arm in plan.arms:
-        if arm.system not in known:
-            raise NotSupportedError(f"system {arm.system!r} with --engine vllm")
-    if any(arm.cache == "warm" for arm in plan.arms):
-        raise NotSupportedError("--cache warm with --engine vllm; choose --cache cold")
+    missing = sum(num_missing(load.plan, load.concurrency, load.store) for load in loads)
+    most = Wave(max(load.concurrency for load in loads), max_model_len)
+    done = iter(range(1, missing + 1))
     with ExitStack() as opened:
         engines: dict[str, Engine] = {}
-        for arm in plan.arms:
-            progress.stage(f"starting vLLM for {arm.system}")
-            engine = open_engine(engine_arguments(arm.system, config, wave))
-            opened.callback(engine.close)
-            engine.start()
-            engine.wait_ready()
-            engines[arm.system] = engine
-        progress.stage("warming up")
-        progress.expect(plan.num_requests)
-        done = iter(range(1, plan.num_requests + 1))
-        return measure_in_vllm(
-            plan,
-            engines=engines,
-            wave=wave,
-            on_request=lambda text: progress.advance(next(done), text),
-        )
+        if missing:
+            arms = loads[0].plan.arms
+            entered = opened_engines(arms, config, most, progress=progress, open_engine=open_engine)
+            engines = opened.enter_context(entered)
+            progress.stage("warming up")
+            progress.expect(missing)
+        return [
+            measure_in_vllm(
+                load.plan,
+                engines=engines,
+                wave=replace(most, concurrency=load.concurrency),
+                on_request=lambda text: progress.advance(next(done), text),
+                store=load.store,
+            )
+            for load in loads
+        ]

@@ -86,8 +86,13 @@ def bench(
         str, typer.Option(help="torch; or vllm: the plugin against vLLM's own speculation.")
     ] = "torch",
     concurrency: Annotated[
-        int, typer.Option(metavar="N", help="Requests served together, in vLLM.")
-    ] = 1,
+        str,
+        typer.Option(
+            metavar="N[,N...]",
+            help="Requests served together, in vLLM; a suite takes several, and --limit then "
+            "counts waves of so many prompts.",
+        ),
+    ] = "1",
     predictor: Annotated[
         str | None,
         typer.Option(metavar="REF", help="A folder or models:/NAME@ALIAS. Default: the champion."),
@@ -124,6 +129,7 @@ def bench(
             raise UserError("--micro measures one decision: no --systems, --prompts, --workloads")
         _answer_micro(_micro(settings, config), as_json=as_json, out=out)
         return
+    together = _concurrencies(concurrency, is_suite=suite is not None)
     options = BenchOptions(
         systems=names_in(systems),
         prompt_files=files,
@@ -133,14 +139,14 @@ def bench(
         limit=limit,
         max_tokens=max_tokens,
         temperature=temperature,
-        cache=cache or ("cold" if suite is None else "both"),  # type: ignore[arg-type]
+        cache=cache or ("both" if suite and engine == "torch" else "cold"),  # type: ignore[arg-type]
         engine=engine,
-        concurrency=concurrency,
+        concurrency=max(together),
     )
     running = SYSTEMS if options.systems is None else options.systems
     loaded = load_config(config, settings, policies=running)
     if suite is not None:
-        _answer_suite(options, loaded, prompts_dir, as_json=as_json, out=out)
+        _answer_suite(options, loaded, prompts_dir, together, as_json=as_json, out=out)
         return
     result = _measured(options, loaded, track=track)
     _answer(result, as_json=as_json, out=out)
@@ -193,6 +199,7 @@ def _answer_suite(
     options: BenchOptions,
     config: Config,
     prompts_dir: Path | None,
+    together: tuple[int, ...],
     *,
     as_json: bool,
     out: Path | None,
@@ -203,18 +210,43 @@ def _answer_suite(
     from hvd_ray.commands.traces_progress import shown_progress
     from hvd_ray.paper.report import write_paper
     from hvd_ray.paper.suite import RESULT, run_suite, suite_options
+    from hvd_ray.paper.vllm_suite import Loaded, run_vllm_suite
 
     folder = Path("paper") if out is None else out
     places = Path("../shared/data/prompts") if prompts_dir is None else prompts_dir
-    suited = suite_options(options, prompts_dir=places, out=folder)
+    suited = suite_options(options, prompts_dir=places, out=folder, concurrencies=together)
     with shown_progress("requests") as progress:
-        result, own = run_suite(suited, config, progress=progress)
-    written = [folder / RESULT, *write_paper(folder, result, own)]
+        if options.engine == "vllm":
+            found = run_vllm_suite(suited, config, progress=progress)
+        else:
+            found = [Loaded(folder, *run_suite(suited, config, progress=progress))]
+    written = []
+    for one in found:
+        written += [one.folder / RESULT, *write_paper(one.folder, one.result, one.own)]
     if as_json:
-        print(json.dumps({**result.as_json(), "paper": own}, indent=2, allow_nan=False))
+        trees = [{**one.result.as_json(), "paper": one.own} for one in found]
+        print(json.dumps(trees if len(trees) > 1 else trees[0], indent=2, allow_nan=False))
         return
-    Console().print(terminal_report(result))
+    for one in found:
+        Console().print(terminal_report(one.result))
     print("\n".join(f"written: {path}" for path in written))
+
+
+def _concurrencies(given: str, *, is_suite: bool) -> tuple[int, ...]:
+    """What stands in `--concurrency`.
+
+    Raises:
+        UserError: no whole numbers, one of them twice, or several without a suite.
+    """
+    parts = given.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise UserError(f"--concurrency must be numbers by comma, e.g. 1,8, got {given!r}")
+    numbers = tuple(int(part) for part in parts)
+    if len(set(numbers)) < len(numbers):
+        raise UserError(f"--concurrency {given}: a number stands there twice")
+    if len(numbers) > 1 and not is_suite:
+        raise UserError(f"--concurrency {given}: several are for --suite paper; give one")
+    return numbers
 
 
 def _remember(result: BenchResult, tracker: Tracker) -> None:

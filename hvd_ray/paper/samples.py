@@ -76,6 +76,7 @@ def _row(sample: Sample) -> dict[str, Any]:
         "is_identical_in_one_pass": sample.is_identical_in_one_pass,
         "agreement": sample.agreement,
         "quality": sample.quality,
+        "wave": sample.wave,
     }
 
 
@@ -98,6 +99,7 @@ def _sample(row: Mapping[str, Any], question: Question) -> Sample:
         row["is_identical_in_one_pass"],
         agreement=row.get("agreement", 1.0),
         quality=row.get("quality"),
+        wave=row.get("wave"),
     )
 
 

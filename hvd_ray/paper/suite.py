@@ -42,9 +42,13 @@ class SuiteOptions:
     bench: BenchOptions
     out: Path
     """The folder that is filled."""
+    concurrencies: tuple[int, ...] = (1,)
+    """Requests served together, one result each; more than one in vLLM only."""
 
 
-def suite_options(bench: BenchOptions, *, prompts_dir: Path, out: Path) -> SuiteOptions:
+def suite_options(
+    bench: BenchOptions, *, prompts_dir: Path, out: Path, concurrencies: tuple[int, ...] = (1,)
+) -> SuiteOptions:
     """The paper's comparison on every file of a folder.
 
     Raises:
@@ -56,7 +60,8 @@ def suite_options(bench: BenchOptions, *, prompts_dir: Path, out: Path) -> Suite
             f"{prompts_dir}: holds no *.jsonl files of prompts; name a folder with --prompts-dir"
         )
     filling = FILLING if bench.limit is None else min(FILLING, bench.limit)
-    return SuiteOptions(replace(bench, prompt_files=files, filling_limit=filling), out)
+    suited = replace(bench, prompt_files=files, filling_limit=filling)
+    return SuiteOptions(suited, out, concurrencies)
 
 
 def run_suite(
@@ -78,7 +83,7 @@ def run_suite(
     found = _Found(sources)
     bench = _with_rivals(options.bench, sources, config)
     store = _Remembering(SampleFolder(options.out))
-    with claimed(options.out, _settings(bench, config)) as folder:
+    with claimed(options.out, suite_settings(bench, config)) as folder:
         result = run_bench(
             bench,
             config,
@@ -111,7 +116,7 @@ def _with_rivals(options: BenchOptions, sources: Sources, config: Config) -> Ben
     return replace(options, systems=(*kept, *RIVALS))
 
 
-def _settings(options: BenchOptions, config: Config) -> dict[str, Any]:
+def suite_settings(options: BenchOptions, config: Config) -> dict[str, Any]:
     """What decides the samples."""
     prompts = options.load().prompts
     asked = asdict(options) | {"prompt_files": [path.name for path in options.prompt_files]}

@@ -48,17 +48,18 @@ def _compared(result: BenchResult, own: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _cycles(own: Mapping[str, Any]) -> Iterator[Table]:
-    yield Table(
-        "What a cycle costs",
-        "Means in milliseconds, without the first cycle of a request, which also reads the prompt. "
-        "Drafting holds look-up, decision and the drafter's own passes.",
-        ["system", "cache", "cycles", "drafting", "target pass", "cycle"],
-        [
-            [c["system"], c["cache"], f"{c['cycles']:,}"]
-            + [f"{c[name]:.2f}" for name in ("draft_ms", "verify_ms", "total_ms")]
-            for c in own["cycle_costs"]
-        ],
-    )
+    if own["cycle_costs"]:  # vLLM does not tell them
+        yield Table(
+            "What a cycle costs",
+            "Means in milliseconds, without the first cycle of a request, which also reads the "
+            "prompt. Drafting holds look-up, decision and the drafter's own passes.",
+            ["system", "cache", "cycles", "drafting", "target pass", "cycle"],
+            [
+                [c["system"], c["cache"], f"{c['cycles']:,}"]
+                + [f"{c[name]:.2f}" for name in ("draft_ms", "verify_ms", "total_ms")]
+                for c in own["cycle_costs"]
+            ],
+        )
     classes = own["length_classes"]
     yield Table(
         "How long drafts were accepted",

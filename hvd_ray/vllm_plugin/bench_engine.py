@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from threading import Thread
 from time import perf_counter, sleep
 from typing import Any, TextIO
@@ -25,6 +25,8 @@ class _Asked:
     """Tokens of each target pass."""
     drafts: list[tuple[int, int]] = field(default_factory=list)
     """Drafted and accepted tokens of each pass that verified a draft."""
+    steps: list[dict[str, Any]] | None = None
+    """The cycles, as the plugin tells of them; None where vLLM drafts itself."""
     finish_reason: str | None = None
 
 
@@ -87,6 +89,7 @@ def _serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     from vllm import SamplingParams
 
     asked = {request["id"]: _Asked() for request in requests}
+    _listen(engine, asked)
     started = perf_counter()
     for request in requests:
         prompt = {"prompt_token_ids": request["prompt_token_ids"]}
@@ -101,11 +104,26 @@ def _serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
             "token_ids": one.token_ids,
             "emitted": one.emitted,
             "drafts": one.drafts,
+            "steps": one.steps,
             "finish_reason": one.finish_reason,
         }
         for name, one in asked.items()
     }
     return {"seconds": seconds, "answers": answers}
+
+
+def _listen(engine: Any, asked: dict[str, _Asked]) -> None:
+    """Have the plugin, where it drafts, tell of the cycles of these requests."""
+    from hvd_ray.vllm_plugin.compat_runner import watch_steps
+
+    steps: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
+    if watch_steps(_runner(engine), lambda name, step: steps[name].append(asdict(step))):
+        for name, one in asked.items():
+            one.steps = steps[name]
+
+
+def _runner(engine: Any) -> Any:
+    return engine.model_executor.driver_worker.worker.model_runner
 
 
 def _take_in(asked: _Asked, output: Any) -> None:
@@ -118,7 +136,9 @@ def _take_in(asked: _Asked, output: Any) -> None:
     if output.finished:
         asked.finish_reason = completion.finish_reason
         if (stats := completion.spec_decode_metrics) is not None:
-            pairs = zip(stats.per_step_drafted, stats.per_step_accepted, strict=True)
+            # the plugin's own figures stand behind the drafts
+            drafted_K = stats.per_step_drafted[: len(stats.per_step_accepted)]
+            pairs = zip(drafted_K, stats.per_step_accepted, strict=True)
             asked.drafts = [(int(drafted), int(accepted)) for drafted, accepted in pairs]
 
 
@@ -126,7 +146,7 @@ def _reset(engine: Any) -> None:
     """Empty whatever the engine's drafter remembers of earlier requests."""
     from hvd_ray.vllm_plugin.compat_runner import forget_outputs
 
-    forget_outputs(engine.model_executor.driver_worker.worker.model_runner)
+    forget_outputs(_runner(engine))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from hvd_ray.errors import UserError
-from hvd_ray.types import SamplingParams, scope_key
+from hvd_ray.types import SamplingParams, Step, scope_key
 from hvd_ray.vllm_plugin.backlog import Rows, split_rows
 from hvd_ray.vllm_plugin.compat import CONTROL_KEY, SCOPE_KEY
 from hvd_ray.vllm_plugin.options import read_control
-from hvd_ray.vllm_plugin.requests import Profile, Row
+from hvd_ray.vllm_plugin.requests import Profile, Row, Tracked
 
 
 def profile_of(model: str, state: Any) -> Profile:
@@ -165,6 +165,23 @@ def time_steps(runner: Any, on_start: Callable[[int], None]) -> None:
         return execute(scheduler_output, *args, **kwargs)
 
     runner.execute_model = timed
+
+
+def watch_steps(runner: Any, on_step: Callable[[str, Step], None]) -> bool:
+    """Have the plugin tell of each cycle, with the id that its request was given by its caller.
+
+    False where the runner's proposer is not ours.
+    """
+    session = getattr(getattr(runner, "drafter", None), "_session", None)
+    if session is None:
+        return False
+
+    def told(tracked: Tracked, step: Step) -> None:
+        request_id = tracked.key.rpartition("#")[0]
+        on_step(request_id.rpartition("-")[0], step)  # vLLM adds a random end
+
+    session.on_step = told
+    return True
 
 
 def forget_outputs(runner: Any) -> None:

@@ -86,7 +86,7 @@ def _run(options, *, load_engine=_toy, progress=None, config=None, **sources):
 @pytest.fixture(autouse=True)
 def no_checkpoint(monkeypatch):
     """The toy engine has no folder whose weights could be named."""
-    monkeypatch.setattr(session, "_checkpoint", lambda _: {})
+    monkeypatch.setattr(session, "checkpoint", lambda _: {})
 
 
 @pytest.fixture

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from hvd_ray.bench import vllm_run
+from hvd_ray.bench import vllm_engines, vllm_run
 from hvd_ray.bench.cells import workload_rows
 from hvd_ray.bench.engine_process import Answer
 from hvd_ray.bench.plan import Plan, Question, choose_arms
-from hvd_ray.bench.vllm_run import Wave, engine_arguments, measure_in_vllm, run_engines
+from hvd_ray.bench.vllm_engines import Wave, engine_arguments
+from hvd_ray.bench.vllm_run import Load, measure_in_vllm, run_loads
 from hvd_ray.bench.workloads import Prompt
 from hvd_ray.config import Config, load_config
 from hvd_ray.errors import NotSupportedError
-from hvd_ray.types import Request, SamplingParams, Source
+from hvd_ray.paper.samples import SampleFolder
+from hvd_ray.types import Request, SamplingParams, Source, Step
 
 CALLS: list[tuple[str, Any]] = []
 
@@ -110,7 +112,7 @@ def test_a_draft_of_which_nothing_was_accepted_is_a_pass_of_one_token() -> None:
 
 
 def test_engines_are_ended_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_run, "engine_arguments", lambda system, *_: {"system": system})
+    monkeypatch.setattr(vllm_engines, "engine_arguments", lambda system, *_: {"system": system})
 
     class Broken(FakeEngine):
         def wait_ready(self) -> None:
@@ -118,10 +120,10 @@ def test_engines_are_ended_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> 
                 raise RuntimeError("no")
 
     with pytest.raises(RuntimeError):
-        run_engines(
-            plan_of("suffix"),
+        run_loads(
+            [Load(plan_of("suffix"))],
             Config(),
-            Wave(1),
+            max_model_len=64,
             progress=Silent(),
             open_engine=lambda arguments: Broken(arguments["system"], PLAIN),
         )
@@ -140,25 +142,101 @@ def test_a_system_without_a_place_in_vllm_is_refused() -> None:
     arms = choose_arms(["greedy"], ("cold",))
     plan = Plan((*arms, type(arms[0])("tiered", "cold")), plan_of("greedy").measured, {})
     with pytest.raises(NotSupportedError, match="tiered"):
-        run_engines(plan, Config(), Wave(1), progress=Silent())
+        run_loads([Load(plan)], Config(), max_model_len=64, progress=Silent())
 
 
 def test_each_system_has_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_run, "head_folder", lambda _: tmp_path)
-    monkeypatch.setattr(vllm_run, "_predictor", lambda _: "own")
+    monkeypatch.setattr(vllm_engines, "head_folder", lambda _: tmp_path)
+    monkeypatch.setattr(vllm_engines, "_predictor", lambda _: "own")
     monkeypatch.setattr(
-        vllm_run, "resolve_model", lambda _: type("M", (), {"path_or_id": "target"})()
+        vllm_engines, "resolve_model", lambda _: type("M", (), {"path_or_id": "target"})()
     )
     config = load_config(None, ["tracking.uri=none"])
-    made = {s: engine_arguments(s, config, Wave(8)) for s in vllm_run.SYSTEMS}
+    made = {s: engine_arguments(s, config, Wave(8)) for s in vllm_engines.SYSTEMS}
     assert "speculative_config" not in made["greedy"]
     assert made["ngram"]["speculative_config"]["method"] == "ngram"
     assert made["suffix"]["speculative_config"] == {
         "method": "suffix",
-        "num_speculative_tokens": vllm_run.MAX_DRAFT_TOKENS,
+        "num_speculative_tokens": vllm_engines.MAX_DRAFT_TOKENS,
     }
     assert made["eagle3"]["speculative_config"]["num_speculative_tokens"] == 4
     assert "additional_config" not in made["eagle3"]
     section = made["hvd_cost"]["additional_config"]["hvd"]
     assert (section["policy"], section["payoff"]) == ("cost", "own")
     assert {arguments["max_num_seqs"] for arguments in made.values()} == {8}
+
+
+def engines_of(**answers: Answer) -> dict[str, FakeEngine]:
+    return {name: FakeEngine(name, answer) for name, answer in answers.items()}
+
+
+def test_what_the_store_holds_is_not_measured_again(tmp_path: Path) -> None:
+    store, plan = SampleFolder(tmp_path), plan_of("greedy", "suffix")
+    first = measure_in_vllm(
+        plan,
+        engines=engines_of(greedy=PLAIN, suffix=DRAFTED),
+        wave=Wave(2),
+        on_request=lambda _: None,
+        store=store,
+    )
+    CALLS.clear()
+    again = measure_in_vllm(
+        plan, engines={}, wave=Wave(2), on_request=lambda _: pytest.fail("asked"), store=store
+    )
+    assert CALLS == []
+    assert sorted(map(repr, again)) == sorted(map(repr, first))
+    assert {s.prompt.id: s.wave for s in again} == {"p0": 0, "p1": 0, "p2": 1}
+
+
+def test_a_wave_that_was_cut_short_is_measured_whole_and_memories_catch_up(tmp_path: Path) -> None:
+    store, plan = SampleFolder(tmp_path), plan_of("greedy", "suffix", prompts=4)
+    arguments: dict[str, Any] = {"wave": Wave(2), "on_request": lambda _: None, "store": store}
+    measure_in_vllm(plan, engines=engines_of(greedy=PLAIN, suffix=DRAFTED), **arguments)
+    store._file("w", "p3").unlink()
+    assert vllm_run.num_missing(plan, 2, store) == 4
+    CALLS.clear()
+    measure_in_vllm(plan, engines=engines_of(greedy=PLAIN, suffix=DRAFTED), **arguments)
+    served = [(name, call) for name, call in CALLS if isinstance(call, list)]
+    assert served[2:] == [
+        ("suffix", ["w/p0", "w/p1"]),  # not measured: what its cache would have seen
+        ("suffix", ["w/p2", "w/p3"]),
+        ("greedy", ["w/p2", "w/p3"]),
+    ]
+
+
+def test_no_engine_is_started_where_nothing_is_missing(tmp_path: Path) -> None:
+    store, plan = SampleFolder(tmp_path), plan_of("greedy")
+    measure_in_vllm(
+        plan, engines=engines_of(greedy=PLAIN), wave=Wave(1), on_request=lambda _: None, store=store
+    )
+    runs = run_loads(
+        [Load(plan, 1, store)],
+        Config(),
+        max_model_len=64,
+        progress=Silent(),
+        open_engine=lambda _: pytest.fail("started"),
+    )
+    assert [len(samples) for samples in runs] == [3]
+
+
+def test_intervals_are_drawn_over_waves_where_requests_share_their_time() -> None:
+    engines = engines_of(greedy=PLAIN, suffix=DRAFTED)
+    plan = plan_of("suffix", prompts=6)
+    for size, unit in ((1, "session"), (2, "wave")):
+        samples = measure_in_vllm(plan, engines=engines, wave=Wave(size), on_request=lambda _: None)
+        rows = workload_rows(samples, engine="vllm", dtype="float32", seed=0)
+        assert {row.ci_unit for row in rows} == {unit}
+
+
+def test_what_the_plugin_tells_of_its_cycles_is_taken_at_its_word() -> None:
+    told = (Step(0, 0, Source.NONE, 0, 0, 1), Step(1, 1, Source.EAGLE3, 4, 2, 3))
+    answer = Answer((1, 2, 3, 4), (1, 3), ((4, 2),), "length", told)
+    samples = measure_in_vllm(
+        plan_of("hvd_cost", prompts=1),
+        engines=engines_of(greedy=PLAIN, hvd_cost=answer),
+        wave=Wave(1),
+        on_request=lambda _: None,
+    )
+    rows = {r.system: r for r in workload_rows(samples, engine="vllm", dtype="float32", seed=0)}
+    assert rows["hvd_cost"].source_share == {"eagle3": 0.5, "none": 0.5}
+    assert rows["greedy"].source_share == {"none": 1.0}
