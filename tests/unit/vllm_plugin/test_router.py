@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import process_time
+
+import numpy as np
+import pytest
 
 from hvd_ray.config import SuffixConfig
 from hvd_ray.context import DecodeContext
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.payoff.policy import AlwaysCache, Candidates
-from hvd_ray.types import Decision, Source
+from hvd_ray.types import NO_DRAFT, Decision, Draft, Source
 from hvd_ray.vllm_plugin import compat_runner
-from hvd_ray.vllm_plugin.requests import RequestTable
+from hvd_ray.vllm_plugin import router as router_module
+from hvd_ray.vllm_plugin.requests import RequestTable, Tracked
 from hvd_ray.vllm_plugin.router import BatchPolicy, Choice, EachAlone, Limits, Router
 
 from .runner_fakes import FakeRunner
@@ -118,3 +123,41 @@ def test_where_time_for_look_ups_runs_out_requests_take_turns() -> None:
     router.limits = Limits(64, 0, lookup_ms=1e9)
     choices = router.choose(rows, max_draft_tokens=4)
     assert [len(c.cache_tokens) for c in choices if c is not None] == [4, 4]
+
+
+def test_long_prompts_keep_to_the_time_for_look_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 requests, one of them with a prompt of 50,000 tokens; a look-up takes 1 ms by the clock
+    of this test."""
+    clock = [0.0]
+    monkeypatch.setattr(router_module, "perf_counter", lambda: clock[0])
+    rng = np.random.default_rng(0)
+    runner = FakeRunner(max_model_len=60_000)
+    runner.add("long", rng.integers(0, 49_152, 50_000).tolist())
+    for index in range(255):
+        runner.add(str(index), LOOP)
+    table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat_runner.profile_of("m", s))
+    router = Router(table, EachAlone(AlwaysCache()), Limits(60_000, 0, lookup_ms=5.0))
+    rows = compat_runner.rows_of(runner, runner.sample({name: [1] for name in runner.requests}))
+    table.observe(rows)
+    looked_up = []
+
+    def propose(_: Router, tracked: Tracked) -> Draft:
+        looked_up.append(tracked.key)
+        clock[0] += 1e-3
+        return NO_DRAFT
+
+    monkeypatch.setattr(Router, "_propose", propose)
+    for _ in range(52):
+        before = len(looked_up)
+        router.choose(rows, max_draft_tokens=4)
+        assert len(looked_up) - before <= 6
+    assert len(set(looked_up)) == 256, "all had their turn"
+    monkeypatch.undo()
+    best = min(_cpu_seconds(lambda: router._propose(table.get("long"))) for _ in range(20))
+    assert best < 1e-3, "a look-up hardly knows how long the prompt is"
+
+
+def _cpu_seconds(call: Callable[[], object]) -> float:
+    started = process_time()
+    call()
+    return process_time() - started
