@@ -7,7 +7,7 @@ BIN := .venv/bin
 ANY_PYTHON = $(or $(wildcard $(BIN)/python),python3)
 
 .PHONY: help setup demo test check bench conformance load faults chaos gpu-check cases exactness \
-	fuzz soak audit lock
+	fuzz soak audit vllm lock
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -64,6 +64,10 @@ soak: setup ## 20 minutes of mixed traffic against `hvd serve`; ARGS="--seconds 
 audit: setup ## Known holes in the locked packages; asks the OSV database
 	[ -x build/audit/bin/pip-audit ] || ($(BIN)/python -m venv build/audit && build/audit/bin/pip install --quiet pip-audit)
 	build/audit/bin/pip-audit -s osv -r locks/$(FLAVOUR).txt --no-deps --disable-pip $(ARGS)
+
+vllm: setup ## The plugin in real engines: adapters, shared prefixes, grammars; 10,000 requests
+	$(BIN)/python -m pytest -q tests/e2e/vllm_more.py $(ARGS)
+	$(BIN)/python scripts/vllm_memory.py
 
 lock: ## Compile the lock files from pyproject.toml (UPGRADE=1: to the newest versions)
 	@PYTHON="$(PYTHON)" UPGRADE="$(UPGRADE)" bash scripts/lock.sh

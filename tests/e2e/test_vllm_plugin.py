@@ -53,6 +53,7 @@ register()
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
 from hvd_ray.text import HFTextCodec
 
 model, task, out = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
@@ -60,7 +61,7 @@ llm = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=512, m
           distributed_executor_backend="uni", **task["engine"])
 codec = HFTextCodec(model)
 
-def run(questions, hvd=None, salt=None, **sampling):
+def run(questions, hvd=None, salt=None, adapter=None, **sampling):
     prompts = [{"prompt_token_ids": codec.encode_chat([{"role": "user", "content": q}])}
                for q in questions]
     for prompt in prompts:
@@ -75,7 +76,8 @@ def run(questions, hvd=None, salt=None, **sampling):
     try:
         sampling = {"temperature": 0, "max_tokens": 48, "extra_args": extra} | sampling
         params = SamplingParams(**sampling)
-        outputs = llm.generate(prompts, params, use_tqdm=False)
+        lora = None if adapter is None else LoRARequest(adapter[0], adapter[1], adapter[2])
+        outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=lora)
     except (VLLMValidationError, ValueError) as error:
         return {"error": str(error)}
     session = getattr(getattr(runner, "drafter", None), "_session", None)
@@ -85,6 +87,8 @@ def run(questions, hvd=None, salt=None, **sampling):
             "logprobs": [len(c.logprobs or ()) for c in completions],
             "told": [c.spec_decode_metrics and c.spec_decode_metrics.to_dict()
                      for c in completions],
+            "all": [[list(c.token_ids) for c in o.outputs] for o in outputs],
+            "reused": [o.num_cached_tokens for o in outputs],
             "counts": session.counts() if session else {}}
 
 runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
