@@ -23,6 +23,7 @@ from hvd_ray.payoff.policy import Candidates
 from hvd_ray.types import Decision, Draft, Float32Array, Source
 
 Float64Array = NDArray[np.float64]
+_TOKENS_AHEAD = 256
 _NOTHING: Float64Array = np.empty(0)
 
 
@@ -73,6 +74,8 @@ class _Offer:
     """The same for the model drafter's chain."""
     payoff: float | None
     """The predictor's own word on the cache's draft, uncorrected."""
+    entry_ms: float = 0.0
+    """This cycle's part of what the model drafter must do first for the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,11 @@ class JointCostPolicy:
         if candidates.model_source is None or limit <= 0:
             return _Offer(cache_K, _NOTHING, payoff)
         cycles = [c for c in context.history.cycles if c.source == candidates.model_source]
-        return _Offer(cache_K, model_survival(cycles, limit, acceptance), payoff)
+        model_K = model_survival(cycles, limit, acceptance)
+        entry_ms = candidates.model_entry_ms
+        if entry_ms:
+            entry_ms /= _num_model_cycles(context)
+        return _Offer(cache_K, model_K, payoff, entry_ms)
 
     def _rate(self, contexts_B: Sequence[DecodeContext], verify_ms: Float64Array) -> float:
         """Tokens per millisecond being reached by these requests together.
@@ -192,11 +199,16 @@ class JointCostPolicy:
         for num_chained in range(1, max(len(offer.model_K) for offer in offers) + 1):
             chains = [offer.model_K[:num_chained] for offer in offers]
             worth_B = [(worth_K[:num_chained] or [0.0])[-1] for worth_K in model_worth_BK]
-            is_model_B = [m > c for m, c in zip(worth_B, cache_worth_B, strict=True)]
+            is_model_B = [
+                m - rate * o.entry_ms > c
+                for m, c, o in zip(worth_B, cache_worth_B, offers, strict=True)
+            ]
             if any(is_model_B):
-                picked = zip(is_model_B, chains, offers, strict=True)
+                picked = list(zip(is_model_B, chains, offers, strict=True))
                 curves = [chain if is_model else o.cache_K for is_model, chain, o in picked]
-                model_price = rate * self.costs.model_ms(num_chained)
+                model_ms = self.costs.model_ms(num_chained)
+                model_ms += sum([o.entry_ms for is_model, _, o in picked if is_model])
+                model_price = rate * model_ms
                 yield _best_rows(curves, is_model_B, paid_N, model_price)
 
 
@@ -231,6 +243,18 @@ def _best_rows(
         lengths = np.bincount(owner_N[order_N[:num_admitted]], minlength=len(curves_B)).tolist()
     sources = [Source.EAGLE3 if is_model else Source.SUFFIX for is_model in is_model_B]
     return _Plan(float(gain_N[num_admitted]) - model_price, sources, lengths)
+
+
+def _num_model_cycles(context: DecodeContext) -> float:
+    """In how many of its cycles a request may yet want the model drafter: where the cache has
+    nothing better, as often as lately. Nobody knows where an answer ends, so only so far ahead."""
+    cycles = context.history.cycles
+    weight = PRIOR_CYCLES + len(cycles)
+    emitted = (PRIOR_CYCLES + sum([cycle.emitted for cycle in cycles])) / weight
+    from_cache = sum([cycle.source is Source.SUFFIX for cycle in cycles])
+    share = 1.0 - (PRIOR_CYCLES / 2 + from_cache) / weight
+    left = min(context.max_tokens - context.num_generated, _TOKENS_AHEAD)
+    return max(1.0, share * left / emitted)
 
 
 def _mean_rows(context: DecodeContext) -> float:

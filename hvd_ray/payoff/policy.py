@@ -26,6 +26,8 @@ class Candidates:
     """The most tokens that the model drafter may draft here."""
     draft_us: float = 0.0
     """Time of the look-up."""
+    model_entry_ms: float = 0.0
+    """What the model drafter must do first for this request, and then no more: read its prompt."""
 
 
 class Policy(Protocol):

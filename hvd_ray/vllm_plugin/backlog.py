@@ -93,6 +93,11 @@ class Backlog:
         is_share = waiting.num_rows * len(self._waiting) >= self.max_rows
         return completes_block or (self.num_rows >= self.max_rows and is_share)
 
+    def num_waiting(self, request_id: str) -> int:
+        """Rows of a request that wait."""
+        waiting = self._waiting.get(request_id)
+        return 0 if waiting is None else waiting.num_rows
+
     def take(self, request_ids: Iterable[str]) -> list[Rows]:
         """The waiting rows of these requests; they wait no more."""
         return [Rows.joined(self.drop(request_id)) for request_id in request_ids]

@@ -177,8 +177,7 @@ def watch_steps(runner: Any, on_step: Callable[[str, Step], None]) -> bool:
         return False
 
     def told(tracked: Tracked, step: Step) -> None:
-        request_id = tracked.key.rpartition("#")[0]
-        on_step(request_id.rpartition("-")[0], step)  # vLLM adds a random end
+        on_step(tracked.request_id.rpartition("-")[0], step)  # vLLM adds a random end
 
     session.on_step = told
     return True

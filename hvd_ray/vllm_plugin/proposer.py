@@ -34,6 +34,7 @@ class HybridEagleProposer(EagleProposer):  # type: ignore[misc]
         self._session = HybridSession.open(runner)
         self._backlog = Backlog(compat_runner.shared_block_size(runner.vllm_config))
         self._sampled: Sequence[Sequence[int]] = ()
+        self._session.hybrid.router.entry_ms_of = self._entry_ms
 
     def prepare_next_token_ids_cpu(
         self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any
@@ -71,9 +72,17 @@ class HybridEagleProposer(EagleProposer):  # type: ignore[misc]
             chains |= _as_chains(indices, super().propose(wanted, **some))
         if taken:
             is_typical = max(len(part) for part in taken) <= _TYPICAL_ROWS
-            ms = (perf_counter() - started) * 1e3
-            self._session.observe_head(wanted, ms, is_typical=is_typical)
+            num_rows, ms = sum(map(len, taken)), (perf_counter() - started) * 1e3
+            self._session.observe_head(wanted, num_rows, ms, is_typical=is_typical)
         return chains
+
+    def _entry_ms(self, request_id: str) -> float:
+        """What reading a request's prompt will cost, where the head has not done it yet."""
+        learnt = self._session.hybrid.learnt
+        num_rows = self._backlog.num_waiting(request_id)
+        if learnt is None or num_rows <= _TYPICAL_ROWS:
+            return 0.0
+        return learnt.reading_ms * num_rows
 
     def _is_due(self, request_id: str, choice: Choice | None) -> bool:
         """Whether the head reads a request's rows in this step; drops them if it never will."""

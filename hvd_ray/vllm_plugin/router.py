@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
@@ -101,6 +101,8 @@ class Router:
     """Time of the last step's look-ups."""
     decide_us: float = field(default=0.0, init=False)
     """Time of the last step's decisions."""
+    entry_ms_of: Callable[[str], float] = field(default=lambda _: 0.0, init=False)
+    """What the head must do first for a request, by its id; then it is done."""
     num_unlooked: int = field(default=0, init=False)
     """Look-ups that were left out for want of time, ever."""
     _turn: int = field(default=0, init=False)
@@ -198,7 +200,8 @@ class Router:
     def _candidates(self, tracked: Tracked, cache: Draft) -> Candidates:
         if self.limits.eagle3_tokens and tracked.profile.control in _USES_MODEL:
             limit = min(tracked.context.room, self.limits.eagle3_tokens)
-            return Candidates(cache, Source.EAGLE3, limit)
+            entry_ms = self.entry_ms_of(tracked.request_id)
+            return Candidates(cache, Source.EAGLE3, limit, model_entry_ms=entry_ms)
         return Candidates(cache)
 
     def _decide(self, live: Sequence[Tracked], candidates: Sequence[Candidates]) -> list[Decision]:

@@ -79,14 +79,19 @@ class HybridSession:
         self.counters.add("hvd_decision_seconds_total", router.decide_us / 1e6)
         return choices
 
-    def observe_head(self, num_tokens: int, ms: float, *, is_typical: bool) -> None:
-        """The head took so long for a chain of so many tokens (0: it only read rows).
+    def observe_head(self, num_tokens: int, num_rows: int, ms: float, *, is_typical: bool) -> None:
+        """The head took so long for a chain of so many tokens (0: it only read its rows).
 
-        Reading a prompt is not typical: it is no part of what a draft costs.
+        Reading a prompt is not typical: it is paid once, and is no part of what a draft costs.
         """
         self.counters.add("hvd_head_seconds_total", ms / 1e3)
-        if self.hybrid.learnt is not None and is_typical:
-            self.hybrid.learnt.head.observe(max(1, num_tokens), ms)
+        num_passes = max(1, num_tokens)
+        if self.hybrid.learnt is None:
+            return
+        if is_typical:
+            self.hybrid.learnt.head.observe(num_passes, ms)
+        else:
+            self.hybrid.learnt.observe_reading(num_rows, num_passes, ms)
 
     def give(self, choices: Sequence[Choice | None], drafts: Sequence[Draft]) -> list[list[int]]:
         """Note what each request is given, in vLLM's form."""

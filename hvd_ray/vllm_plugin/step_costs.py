@@ -20,6 +20,8 @@ _SUSPECT = 1.1
 """From here on a step counts less: what disturbs a step only ever makes it longer."""
 _STALE = 0.7
 """A step that took less of the expected shows that what was learnt before does not hold."""
+_READING_SHARE = 0.1
+"""How much a new measurement of a prompt's reading counts against what is known."""
 _JUMP_WEIGHT = 1.0
 """How many steps it takes to outweigh the belief that the second row costs like any other."""
 
@@ -127,12 +129,20 @@ class LearntCosts:
     """Over the head's passes: one reads the rows that wait and gives the chain's first token."""
     prior_head_share: float = 0.12
     """A chain of one token costs about this much of a target pass, before it was measured."""
+    reading_ms: float = 0.0
+    """What the head's reading of a prompt costs a row; 0 before it was measured."""
 
     def verify_ms(self, num_rows: int) -> Float64Array:
         times = [self.target.at(rows) for rows in range(min(num_rows, 2) + 1)]
         step = self.target.at(3) - self.target.at(2)
         later = times[-1] + step * np.arange(1, num_rows - 1)
         return np.concatenate((times, later))
+
+    def observe_reading(self, num_rows: int, num_passes: int, ms: float) -> None:
+        """The head read a prompt on its way to a chain of so many passes."""
+        found = max(0.0, ms - self.model_ms(num_passes)) / num_rows
+        known = self.reading_ms or found
+        self.reading_ms = known + _READING_SHARE * (min(found, OUTLIER * known) - known)
 
     def model_ms(self, num_tokens: int) -> float:
         if self.head.is_known:

@@ -82,6 +82,19 @@ def test_the_models_pass_is_shared() -> None:
     assert decide(dear, *[wanting] * 4) == [(Source.EAGLE3, 1)] * 4
 
 
+def test_a_prompt_that_must_be_read_first_is_paid_by_the_cycles_that_are_left() -> None:
+    wanting = Candidates(model_source=Source.EAGLE3, model_limit=1, model_entry_ms=20.0)
+    policy = JointCostPolicy(Curves(), Lines(row=0.1, model=0.5))
+    short, long = context(), context()
+    short.max_tokens, long.max_tokens = 6, 500
+    assert policy.decide_all([wanting], [short])[0].source == Source.NONE
+    assert policy.decide_all([wanting], [long])[0].source == Source.EAGLE3
+    from_cache = [Step(i, i, Source.SUFFIX, 4, 4, 5) for i in range(60)]
+    fed = context(*from_cache)
+    fed.max_tokens = 500
+    assert policy.decide_all([wanting], [fed])[0].source == Source.NONE, "it seldom would be asked"
+
+
 def test_each_request_takes_its_better_source() -> None:
     sure = Candidates(Draft(Source.SUFFIX, (95, 90, 90, 90)), Source.EAGLE3, 4)
     unsure = Candidates(Draft(Source.SUFFIX, (10,)), Source.EAGLE3, 4)

@@ -74,6 +74,21 @@ def test_costs_rise_with_rows_and_know_the_head_once_it_ran() -> None:
     assert costs.model_ms(4) == pytest.approx(6.0, rel=0.1)
 
 
+def test_reading_a_prompt_is_priced_by_the_row() -> None:
+    costs = LearntCosts()
+    costs.target.observe(1, 20.0)
+    costs.observe_reading(500, 1, 22.4)
+    assert costs.reading_ms == pytest.approx(0.04), "the chain's part is assumed at first"
+    for tokens in (1, 2) * 20:
+        costs.head.observe(tokens, 2.5 * tokens)
+    for _ in range(30):
+        costs.observe_reading(500, 1, 22.5)
+        costs.observe_reading(1000, 2, 45.0)
+    assert costs.reading_ms == pytest.approx(0.04, rel=0.05)
+    costs.observe_reading(10, 1, 60_000.0)
+    assert costs.reading_ms < 0.043
+
+
 def test_the_heads_acceptance_is_learnt_by_position_from_what_was_tried() -> None:
     learnt = LearntAcceptance(prior=(0.5, 0.5))
     assert learnt.by_position()[:3] == (0.5, 0.5, 0.5)
