@@ -20,6 +20,8 @@ from hvd_ray.bench.workloads import workload_hash
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
+from hvd_ray.paper.against import against_json
+from hvd_ray.paper.beside import OURS
 from hvd_ray.paper.cycles import cycles_json
 from hvd_ray.paper.replays import replays_json, traces_of
 from hvd_ray.paper.samples import SampleFolder
@@ -94,6 +96,7 @@ def run_suite(
         )
         own = {
             **cycles_json(store.samples),
+            "against": against_json(store.samples, OURS, seed=config.seed),
             **_replayed(store.samples, found.parts, config, progress),
         }
         write_suite(options.out / RESULT, result, own)

@@ -23,7 +23,13 @@ class Table:
 
 def paper_tables(result: BenchResult, own: Mapping[str, Any]) -> list[Table]:
     """Those that this run has figures for."""
-    return [*_compared(result, own), *_cycles(own), *_predicted(own), *_replayed(own)]
+    return [
+        *_compared(result, own),
+        *_against(own),
+        *_cycles(own),
+        *_predicted(own),
+        *_replayed(own),
+    ]
 
 
 def _compared(result: BenchResult, own: Mapping[str, Any]) -> Iterator[Table]:
@@ -45,6 +51,30 @@ def _compared(result: BenchResult, own: Mapping[str, Any]) -> Iterator[Table]:
                 ["than", "faster on", "of"],
                 [[rival, str(faster), str(total)] for rival, faster, total in won],
             )
+
+
+def _against(own: Mapping[str, Any]) -> Iterator[Table]:
+    rows = own.get("against")
+    if not rows:
+        return
+    rivals = list(dict.fromkeys(row["rival"] for row in rows))
+    cells = {(row["workload"], row["rival"]): _ratio(row) for row in rows}
+    yield Table(
+        f"{OURS} against each other system",
+        "Tokens per second over the other's, with the 95 % interval; cold cache. Above 1 it is "
+        "faster. all: geometric mean.",
+        ["workload", *rivals],
+        [
+            [workload, *(cells[workload, rival] for rival in rivals)]
+            for workload in dict.fromkeys(row["workload"] for row in rows)
+        ],
+    )
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    if row["is_degenerate"]:
+        return f"{row['ratio']:.2f} (few)"
+    return f"{row['ratio']:.2f} ({row['low']:.2f}-{row['high']:.2f})"
 
 
 def _cycles(own: Mapping[str, Any]) -> Iterator[Table]:

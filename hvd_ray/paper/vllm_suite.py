@@ -19,6 +19,8 @@ from hvd_ray.bench.vllm_engines import OpenEngine
 from hvd_ray.bench.vllm_session import Asked, run_in_vllm
 from hvd_ray.bench.workloads import Prompt, select
 from hvd_ray.config import Config
+from hvd_ray.paper.against import against_json
+from hvd_ray.paper.beside import OURS
 from hvd_ray.paper.cycles import cycles_json
 from hvd_ray.paper.samples import SampleFolder
 from hvd_ray.paper.suite import RESULT, SuiteOptions, suite_settings, write_suite
@@ -61,7 +63,8 @@ def run_vllm_suite(
         found = run_in_vllm(asked, config, progress=progress, open_engine=open_engine)
         results = []
         for folder, output, one in zip(folders, outputs, found, strict=True):
-            own = {**cycles_json(one.samples), "cycle_costs": []}
+            rivals = against_json(one.samples, OURS, seed=config.seed)
+            own = {**cycles_json(one.samples), "cycle_costs": [], "against": rivals}
             write_suite(folder / RESULT, one.result, own)
             output.finish({"prompts": SampleFolder(folder).num_kept()}, about=one.result.provenance)
             results.append(Loaded(folder, one.result, own))

@@ -76,6 +76,7 @@ def test_each_load_has_its_folder_and_the_engines_are_loaded_once(suite: Any) ->
     page = paper_markdown(four.result, four.own)
     assert "Beside the papers" in page
     assert "What a cycle costs" not in page, "vLLM does not tell"
+    assert "hvd_cost against" not in page, "it was not measured"
     STARTED.clear()
     again = suite()
     assert STARTED == [], "all of it was stored"
