@@ -90,6 +90,9 @@ def test_the_chain_ends_in_a_promoted_model(
         ("promote_payoff.py", "--force", f"model={model}"),
         ("train_drafter.py", traces, "--run", shared / "head", "--target", model, "--steps", 3,
          "--rows-per-step", 32, "--draft-vocab", 64, "--regression-steps", 1),
+        ("search_slim.py", traces, "--out", shared / "slim", "--skip", 0.5, "--methods",
+         "prefix,dp,ours", "--trials", 2, "--tokens", 2000, "--concurrency", 2, f"model={model}",
+         "dtype=float32"),
         ("bench.py", "--prompts", prompts, "--systems", "suffix,hvd_tau", "--limit", 2,
          "--max-tokens", 8, "--dtype", "float32", "--out", shared / "bench.json",
          f"model={model}"),
@@ -103,6 +106,7 @@ def test_the_chain_ends_in_a_promoted_model(
     assert champion is not None
     assert champion.ref == sweep["registered"]
     assert (shared / "head" / "head" / "config.json").exists()
+    assert json.loads((shared / "slim" / "slim.json").read_text())["num_layers"] == 6
     rows = json.loads((shared / "bench.json").read_text())["rows"]
     assert {row["identical_to_greedy"] for row in rows} == {1.0}
     assert (shared / "report" / "bench.md").exists()
