@@ -2,18 +2,24 @@
 
     make chaos                       # 50 kills over collect, label, train, tune and the drafter
     python -m tests.e2e.chaos --kills 8 --stages collect,label --seed 3
+    python -m tests.e2e.chaos --kills 50 --folder chaos/ --out docs/chaos.json   # in instalments
 
 Each round runs one stage into a new folder, on one Ray head of this program's own, and kills the
 driver or any of Ray's worker processes (actors, trials, tasks) with SIGKILL, one to three times; a
 driver that died is started again with the same command. Then the rows are compared with those of a
 run left in peace, and the tracking store is asked how many runs there are.
+
+With `--folder` the runs in peace and the count stay there, and the same command goes on where it
+was broken off; a round that was cut short by that is forgotten.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,15 +27,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from hvd_ray.home import atomic_path
 from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
+from hvd_ray.provenance import provenance
 from hvd_ray.traces.store import read_labels, read_steps, read_traces
 from hvd_ray.tracking.store import open_store
 from tests.conftest import save_tiny_llama
@@ -134,17 +142,28 @@ def tracked_runs(home: Path, experiment: str) -> list[Any]:
 
 
 def payoff_result(out: Path, home: Path) -> Any:
-    """The weights, and one finished run with one registered version."""
-    runs = tracked_runs(home, out.name)
-    assert [run.info.status for run in runs] == ["FINISHED"], runs
+    """The weights, and one finished run with one registered version.
+
+    A driver that was killed between its run's end and its own was done: the command typed again is
+    a second training then, with a run of its own, begun when the first had ended.
+    """
+    runs = sorted(tracked_runs(home, out.name), key=lambda run: run.info.start_time)
+    states = [(run.info.start_time, run.info.end_time, run.info.status) for run in runs]
+    assert states, "no run"
+    assert {status for _, _, status in states} == {"FINISHED"}, states
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(states)), states
     client = open_store(f"sqlite:///{home}/tracking/mlflow.db").client
-    versions = client.search_model_versions(f"run_id = '{runs[0].info.run_id}'")
-    assert len(versions) == 1, versions
+    for run in runs:
+        versions = client.search_model_versions(f"run_id = '{run.info.run_id}'")
+        assert len(versions) == 1, versions
     return sorted(path.read_bytes() for path in out.glob("*.safetensors"))
 
 
 def sweep_result(out: Path, home: Path) -> Any:
-    """So many trials, each with one finished run under the sweep's one."""
+    """So many trials, each with one finished run under the sweep's one.
+
+    Their order is left out: a trial that was lost with its driver is begun anew behind the others.
+    """
     result = json.loads((out / "sweep.json").read_text(encoding="utf-8"))
     rows = result["trials"]
     assert len({row["trial"] for row in rows}) == len(rows) == NUM_TRIALS
@@ -157,7 +176,7 @@ def sweep_result(out: Path, home: Path) -> Any:
     assert sorted(run.info.run_name for run in children) == sorted(
         f"trial-{row['trial']}" for row in rows
     )
-    return [row["params"] for row in rows]
+    return sorted(json.dumps(row["params"], sort_keys=True) for row in rows)
 
 
 def head_result(out: Path) -> Any:
@@ -231,6 +250,54 @@ def stages(work: Path, home: Path) -> list[Stage]:
     ]
 
 
+@dataclass(frozen=True)
+class Round:
+    """One stage run under fire, and whether it ended as if left in peace."""
+
+    stage: str
+    kills: dict[str, int]
+    is_equal: bool
+    commit: str
+
+
+@dataclass
+class Tally:
+    """What is known so far; the file that a broken-off run goes on from."""
+
+    seed: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of each stage in peace."""
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def num_kills(self) -> int:
+        return sum(sum(done.kills.values()) for done in self.rounds)
+
+    def summary(self) -> dict[str, Any]:
+        by_stage: dict[str, Counter[str]] = {}
+        for done in self.rounds:
+            by_stage.setdefault(done.stage, Counter()).update(done.kills)
+        return {
+            "kills": self.num_kills,
+            "kills_by_stage": {stage: dict(kills) for stage, kills in by_stage.items()},
+            "rounds": len(self.rounds),
+            "rounds_by_stage": dict(Counter(done.stage for done in self.rounds)),
+            "different": sum(not done.is_equal for done in self.rounds),
+            "commits": sorted({done.commit for done in self.rounds}),
+        }
+
+    @classmethod
+    def read(cls, path: Path, seed: int) -> Tally:
+        if not path.exists():
+            return cls(seed)
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return cls(tree["seed"], tree["seconds"], [Round(**row) for row in tree["rounds"]])
+
+    def write(self, path: Path) -> None:
+        with atomic_path(path) as draft:
+            draft.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
 @dataclass
 class Chaos:
     """Stages, what each comes to in peace, and what was killed so far."""
@@ -238,75 +305,93 @@ class Chaos:
     work: Path
     env: dict[str, str]
     stages: list[Stage]
-    rng: random.Random
+    tally: Tally
     peace: dict[str, Any] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    kills: Counter[str] = field(default_factory=Counter)
-    num_rounds: int = 0
+
+    @property
+    def tally_file(self) -> Path:
+        return self.work / "tally.json"
 
     def run(self, stage: Stage, out: Path, kills: Sequence[tuple[float, str]] = ()) -> Counter[str]:
         return run_stage(stage, out, env=self.env, log=self.work / "log", kills=kills)
 
     def leave_in_peace(self, stage: Stage) -> None:
         """The run that the others are compared with; later stages read its folder."""
-        started = time.monotonic()
         out = self.work / f"whole-{stage.name}"
-        self.run(stage, out)
-        self.seconds[stage.name] = time.monotonic() - started
+        if stage.name not in self.tally.seconds:
+            started = time.monotonic()
+            self.run(stage, out)
+            self.tally.seconds[stage.name] = time.monotonic() - started
+            self.tally.write(self.tally_file)
         self.peace[stage.name] = stage.result(out)
-        print(f"{stage.name:8} in peace: {self.seconds[stage.name]:.1f} s", flush=True)
+        print(f"{stage.name:8} in peace: {self.tally.seconds[stage.name]:.1f} s", flush=True)
 
-    def disturb(self, stage: Stage) -> bool:
-        """One round; whether its result is the undisturbed one."""
-        out = self.work / f"{stage.name}-{self.num_rounds}"
+    def disturb(self, stage: Stage) -> None:
+        """One round, counted once its result was compared."""
+        number = len(self.tally.rounds)
+        # A folder and an experiment of its own: of a round that was broken off nothing is left.
+        out = self.work / f"{stage.name}-{number}-{random.SystemRandom().randrange(10**6)}"
+        rng = random.Random(f"{self.tally.seed}/{number}")
         plan = [
-            (self.rng.uniform(0, self.seconds[stage.name]), self.rng.choice(KINDS))
-            for _ in range(self.rng.randint(1, 3))
+            (rng.uniform(0, self.tally.seconds[stage.name]), rng.choice(KINDS))
+            for _ in range(rng.randint(1, 3))
         ]
         killed = self.run(stage, out, plan)
-        self.kills.update(killed)
-        self.num_rounds += 1
         result = stage.result(out)
-        is_same = bool(result == self.peace[stage.name])
+        is_equal = bool(result == self.peace[stage.name])
+        commit = str(provenance()["commit"])[:12]
+        self.tally.rounds.append(Round(stage.name, dict(killed), is_equal, commit))
+        self.tally.write(self.tally_file)
         words = ", ".join(f"{kind} {count}" for kind, count in killed.items()) or "none in time"
-        verdict = "equal" if is_same else "DIFFERENT"
-        print(f"{self.num_rounds:3} {stage.name:8} killed: {words:22} {verdict}", flush=True)
-        if not is_same:
+        verdict = "equal" if is_equal else "DIFFERENT"
+        print(f"{number + 1:3} {stage.name:8} killed: {words:22} {verdict}", flush=True)
+        if is_equal:
+            shutil.rmtree(out)
+        else:
             print(f"expected {self.peace[stage.name]!r:.600}\ngot      {result!r:.600}")
-        return is_same
 
 
 @contextmanager
-def chaos(seed: int) -> Iterator[Chaos]:
+def chaos(seed: int, folder: Path | None) -> Iterator[Chaos]:
     """Everything but the first peaceful runs."""
-    random.seed(seed)
-    with tempfile.TemporaryDirectory(prefix="hvdc") as folder, job_cluster(has_auth=False) as head:
-        work = Path(folder)
+    random.seed()
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdc")))
+        work = folder.absolute()
+        head = stack.enter_context(job_cluster(has_auth=False))
         home = work / "home"
-        save_tiny_llama(work / "tiny", num_layers=6)
-        write_prompts(work / "notes.jsonl")
+        if not (work / "notes.jsonl").exists():
+            save_tiny_llama(work / "tiny", num_layers=6)
+            write_prompts(work / "notes.jsonl")
         own = {"HVD_HOME": str(home), "RAY_ADDRESS": head.gcs_address, "OMP_NUM_THREADS": "1"}
-        yield Chaos(work, head.environment | own, stages(work, home), random.Random(seed))
+        tally = Tally.read(work / "tally.json", seed)
+        yield Chaos(work, head.environment | own, stages(work, home), tally)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill stages and compare what they come to.")
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=50, help="in all, earlier ones included")
     parser.add_argument("--stages", default="collect,label,train,tune,drafter")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="keep everything there and go on from it")
+    parser.add_argument("--out", type=Path, help="write the count there as JSON")
     args = parser.parse_args()
     wanted = args.stages.split(",")
-    num_different = 0
-    with chaos(args.seed) as running:
+    with chaos(args.seed, args.folder) as running:
         for stage in running.stages:
             if stage.name in (*wanted, "collect", "label"):
                 running.leave_in_peace(stage)
         chosen = [stage for stage in running.stages if stage.name in wanted]
-        while running.kills.total() < args.kills:
-            stage = chosen[running.num_rounds % len(chosen)]
-            num_different += not running.disturb(stage)
-    print(f"{dict(running.kills)} in {running.num_rounds} rounds, {num_different} different")
-    return 1 if num_different else 0
+        while running.tally.num_kills < args.kills:
+            running.disturb(chosen[len(running.tally.rounds) % len(chosen)])
+        found = running.tally.summary()
+    print(json.dumps(found))
+    if args.out is not None:
+        with atomic_path(args.out) as draft:
+            text = json.dumps({**found, "provenance": provenance()}, indent=1)
+            draft.write_text(text + "\n", encoding="utf-8")
+    return 1 if found["different"] else 0
 
 
 if __name__ == "__main__":
