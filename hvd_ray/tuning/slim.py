@@ -25,7 +25,7 @@ from hvd_ray.traces.store import read_traces
 from hvd_ray.traces.walk import accepted_len, in_time_order, walking
 from hvd_ray.tracking import tracked
 from hvd_ray.tuning.slim_trials import Searched, run_slim_trials
-from hvd_ray.verify.slim_file import Escalation, SlimFile, write_slim
+from hvd_ray.verify.slim_file import Escalation, SlimFile, read_slim, write_slim
 from hvd_ray.verify.slim_search import (
     THETAS,
     Method,
@@ -294,7 +294,7 @@ def slim_file(
 
 
 def read_search(folder: Path) -> dict[str, Any]:
-    """What a search has written into its folder.
+    """What a search has written into its folder, and how many layers its target has.
 
     Raises:
         UserError: nothing readable is there.
@@ -306,4 +306,39 @@ def read_search(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no result of `hvd slim search` ({error})") from None
     if not isinstance(found, dict) or not {"best", "rows"} <= set(found):
         raise UserError(f"{path}: no result of `hvd slim search`")
-    return found
+    return found | {"num_layers": read_slim(folder / SLIM).num_layers}
+
+
+def frontier_curves(
+    searches: Sequence[Mapping[str, Any]], *, every_method: bool = False
+) -> dict[str, list[dict[str, float]]]:
+    """The curves over thresholds of each search's best method, or of all, by label.
+
+    A slim pass costs what the sublayers did that the first search timed: another run's clock
+    would move its curve against the others.
+    """
+    costs = SublayerCosts(**searches[0]["provenance"]["sublayer_ms"])
+    return {
+        f"{row['method']}, {row['skip_ratio']:.0%} skipped": _at_costs(row, costs, found)
+        for found in searches
+        for row in found["rows"]
+        if every_method or row["method"] == found["best"]
+    }
+
+
+def _at_costs(
+    row: Mapping[str, Any], costs: SublayerCosts, found: Mapping[str, Any]
+) -> list[dict[str, float]]:
+    timed = found["provenance"]["sublayer_ms"]
+    layers = {kind: frozenset(row[f"skipped_{kind}"]) for kind in ("attention", "mlp")}
+    slim = SlimLayers(found["num_layers"], layers["attention"], layers["mlp"])
+    before, now = SublayerCosts(**timed).ratio(slim), costs.ratio(slim)
+    return [
+        {
+            **point,
+            "speed_vs_full": point["speed_vs_full"]
+            * (before + point["escalated"])
+            / (now + point["escalated"]),
+        }
+        for point in row["curve"]
+    ]

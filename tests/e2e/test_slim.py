@@ -99,6 +99,12 @@ def test_from_traces_to_a_bench_with_tiers(
     assert slim.method == found["best"]
     assert slim.provenance["held_out_blocks"] > 0
 
+    with pytest.raises(SystemExit) as drawn:
+        main(["slim", "plot", str(out), "--all", "--out", str(tmp_path / "frontier.png")])
+    assert drawn.value.code == 0
+    assert "of 100 points is at" in capsys.readouterr().out, "five methods, twenty thresholds"
+    assert (tmp_path / "frontier.png").stat().st_size > 1000
+
     with_slim = (*target, f"tiers.slim={out / 'slim.json'}")
     gate = run(capsys, "slim", "gate", str(traces), *with_slim)
     assert [point["escalated"] for point in gate["curve"]] == sorted(
