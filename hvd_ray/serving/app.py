@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 FRONT_REQUESTS = 4096
 """More than any replica takes: it is the replicas that say when it is too much."""
+HEAD = "node:__internal_head__"
+"""Ray's resource of the head: a worker node that is lost never takes the one front with it."""
 
 _log = logging.getLogger(__name__)
 
@@ -237,7 +239,7 @@ def application(config: ServeConfig) -> serve.Application:
     )(VllmDeployment if serving.engine == "vllm" else ReplicaDeployment)
     front = serve.deployment(
         name=FRONT,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": {HEAD: 0.001}},
         max_ongoing_requests=FRONT_REQUESTS,
         user_config=config.hot,
         graceful_shutdown_timeout_s=serving.drain_s,

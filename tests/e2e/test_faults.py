@@ -151,3 +151,7 @@ def test_two_nodes_share_the_work_and_one_may_go(tmp_path):
     assert answer["second_was_lost"]
     assert answer["shards"] == sorted(set(answer["shards"])), "no shard was labelled twice"
     assert label_rows(tmp_path / "shared-out") == label_rows(tmp_path / "alone")
+    served = answer["served"]
+    assert (served["replicas"], served["replicas_lost"]) == (2, 1)
+    assert served["answered"] == served["asked"] == 32, "requests go on without the node"
+    assert served["distinct_texts"] == 1

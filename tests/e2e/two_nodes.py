@@ -1,4 +1,4 @@
-"""Collect and label on two nodes of one machine; lose one of them while labelling.
+"""Collect, label and serve on two nodes of one machine; lose one of them while it works.
 
 A program of its own, since a process has one Ray: `python -m tests.e2e.two_nodes WORK`, where
 WORK holds `tiny/` (a model) and `notes.jsonl`. It prints on which nodes the shards were labelled.
@@ -21,6 +21,7 @@ from hvd_ray.config import Config
 from hvd_ray.pipelines import label as label_module
 from hvd_ray.pipelines.collect import CollectOptions, collect
 from hvd_ray.pipelines.label import LabelOptions, LabelWorker, label
+from tests.e2e.two_nodes_serve import serve_and_lose
 
 NUM_SHARDS = 8
 PACE_S = 0.5
@@ -99,6 +100,8 @@ def main() -> None:
         "shards": sorted(int(shard) for _, shard in noted(out)),
         "second_was_lost": second.node_id in by_node and second not in cluster.list_all_nodes(),
     }
+    third = cluster.add_node(num_cpus=2, object_store_memory=100_000_000)
+    answer["served"] = serve_and_lose(cluster, third, work / "tiny")
     print(json.dumps(answer))
     cluster.shutdown()
 
