@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_ray.bench.report import (
+    TIERS_CAPTION,
     exactness_line,
     labels_of,
     provenance_line,
@@ -14,6 +15,7 @@ from hvd_ray.bench.report import (
     title,
 )
 from hvd_ray.bench.result import BASELINE, BenchResult, Row
+from hvd_ray.bench.tier_report import cost_line, has_tiers, tier_summary
 from hvd_ray.home import atomic_path
 from hvd_ray.pages.document import Markup, bullets, document, paragraph, section, table
 from hvd_ray.pages.plots import colours, inline_svg, legend, new_figure
@@ -43,8 +45,12 @@ def write_bench_page(
 def result_sections(result: BenchResult) -> list[Markup]:
     """A result's plot, tables and notes."""
     rows = [*result.rows, *result.aggregate]
-    has_rivals = any(row.system != BASELINE for row in rows)
+    has_rivals = any(row.system != BASELINE for row in rows) and result.is_timed
     drawn = [speedup_plot(result), _speedups(rows)] if has_rivals else []
+    tiers = []
+    if has_tiers(result):
+        words = f"{TIERS_CAPTION} {cost_line(result.provenance)}"
+        tiers = [section("Tiers", table(*tier_summary(result)), caption=words)]
     return [
         section(
             title(result),
@@ -55,6 +61,7 @@ def result_sections(result: BenchResult) -> list[Markup]:
             caption="Tokens a second over greedy's, prompts interleaved, with 95 % intervals by "
             "bootstrap.",
         ),
+        *tiers,
         section("Cycles and routes", _cycles(rows)),
     ]
 

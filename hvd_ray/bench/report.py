@@ -7,13 +7,19 @@ from pathlib import Path
 
 from hvd_ray.bench.result import BASELINE, BenchResult, Row
 from hvd_ray.bench.rivals import RIVALS
-from hvd_ray.bench.tier_report import HEADINGS, cost_line, has_tiers, tier_rows
+from hvd_ray.bench.tier_report import HEADINGS, cost_line, has_tiers, tier_rows, tier_summary
 from hvd_ray.config import split_system
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
 from hvd_ray.types import LOSSLESS
 
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+
+def markers(part: str) -> tuple[str, str]:
+    """The comments between which a generated part of the README stands."""
+    return f"<!-- {part}:begin -->", f"<!-- {part}:end -->"
+
+
+BEGIN, END = markers("bench")
 
 Cell = Callable[[Row], str]
 
@@ -132,32 +138,65 @@ def _section(result: BenchResult, heading: str, image: str | None) -> str:
     parts = [f"{heading} {title(result)}"]
     if image:
         parts.append(f"![Speed-up against greedy by workload and system]({image})")
-    if drafting:
+    if drafting and result.is_timed:
         parts += [
             "Speed-up against greedy in tokens per second, with its 95 % interval:",
             _matrix(drafting, speedup_cell),
+        ]
+    if drafting:
+        parts += [
             "Emitted tokens per target pass:",
             _matrix(drafting, lambda row: f"{row.emitted_per_pass:.2f}"),
             "Accepted / drafted tokens, and the share of passes that verified a draft:",
             _matrix(drafting, _drafted_cell),
+        ]
+    if drafting and result.is_timed:
+        parts += [
             "Speed-up / emitted per pass without the prompts whose greedy output loops:",
             _matrix(drafting, _without_loops_cell),
         ]
     if has_tiers(result):
         parts += [
-            "Passes of target and slim model, and what answers lose against greedy's own. "
-            + cost_line(result.provenance),
+            TIERS_CAPTION + " " + cost_line(result.provenance),
+            markdown_table(*tier_summary(result)),
+            "The same by workload:",
             markdown_table(list(HEADINGS), tier_rows(result)),
         ]
     parts += [
         "Plain decoding, and how much of its output loops (a 20-token stretch four times or more):",
-        _greedy_table([row for row in rows if row.system == BASELINE]),
-        exactness_line(result),
+        _greedy_table([row for row in rows if row.system == BASELINE], is_timed=result.is_timed),
+        *result_ending(result),
     ]
-    if result.notes:
-        parts.append("\n".join(f"- {note}" for note in result.notes))
-    parts.append(f"<sub>{provenance_line(result)}</sub>")
     return "\n\n".join(parts)
+
+
+TIERS_CAPTION = (
+    "Verification by a slim model: passes of target and slim model for an output token, and what "
+    "answers lose against greedy's own (same last number, chrF, ROUGE-L; valid JSON of all "
+    "answers). Lossy modes run here without budget and fall-back."
+)
+
+
+def tiers_part(results: Sequence[BenchResult], *, heading: str = "###") -> str:
+    """The one table of results with slim models, for the README."""
+    sections = [
+        "\n\n".join(
+            [
+                f"{heading} {title(result)}",
+                f"{TIERS_CAPTION} {cost_line(result.provenance)}",
+                markdown_table(*tier_summary(result)),
+                *result_ending(result),
+            ]
+        )
+        for result in results
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def result_ending(result: BenchResult) -> list[str]:
+    """What stands below the tables."""
+    notes = ["\n".join(f"- {note}" for note in result.notes)] if result.notes else []
+    return [exactness_line(result), *notes, f"<sub>{provenance_line(result)}</sub>"]
 
 
 def title(result: BenchResult) -> str:
@@ -185,7 +224,7 @@ def _matrix(rows: Sequence[Row], cell: Cell) -> str:
     return markdown_table(["workload", *across], body)
 
 
-def _greedy_table(rows: Sequence[Row]) -> str:
+def _greedy_table(rows: Sequence[Row], *, is_timed: bool) -> str:
     header = ["workload", "family", "temperature", "prompts", "tokens", "tokens/s", "loops"]
     body = [
         [
@@ -194,7 +233,7 @@ def _greedy_table(rows: Sequence[Row]) -> str:
             ", ".join(f"{t:g}" for t in row.temperatures),
             str(row.prompts),
             str(row.tokens),
-            f"{row.tokens_per_second:.1f}",
+            f"{row.tokens_per_second:.1f}" if is_timed else "-",
             percent(row.loops),
         ]
         for row in rows
@@ -244,20 +283,26 @@ def provenance_line(result: BenchResult) -> str:
 
 
 def write_report(results: Sequence[BenchResult], out: Path) -> list[Path]:
-    """Write `bench.md` and a plot for each result into a folder; the paths written.
+    """Write `bench.md` and a plot for each timed result into a folder; the paths written.
 
     Raises:
         UserError: the folder cannot be written.
     """
     from hvd_ray.bench.plots import plot_speedups
 
-    plots = [out / f"speedup-{i + 1}-{r.rows[0].dtype}.png" for i, r in enumerate(results)]
+    plots = [out / plot_name(i, r) if r.is_timed else None for i, r in enumerate(results)]
     for result, path in zip(results, plots, strict=True):
-        with atomic_path(path) as draft:
-            plot_speedups(result).savefig(draft, dpi=130, metadata={"Software": None})
-    text = "# Benchmark\n\n" + markdown_report(results, images=[path.name for path in plots])
-    _write(out / "bench.md", text)
-    return [out / "bench.md", *plots]
+        if path is not None:
+            with atomic_path(path) as draft:
+                plot_speedups(result).savefig(draft, dpi=130, metadata={"Software": None})
+    images = [path.name if path is not None else "" for path in plots]
+    _write(out / "bench.md", "# Benchmark\n\n" + markdown_report(results, images=images))
+    return [out / "bench.md", *(path for path in plots if path is not None)]
+
+
+def plot_name(index: int, result: BenchResult) -> str:
+    """The plot's file of the result at a place of the report."""
+    return f"speedup-{index + 1}-{result.rows[0].dtype}.png"
 
 
 def update_readme(
@@ -268,25 +313,35 @@ def update_readme(
     Raises:
         UserError: the file cannot be read, or has not one pair of markers in order.
     """
-    head, tail = check_readme(readme)
-    block = markdown_report(results, heading="###", images=images)
-    _write(readme, f"{head}{BEGIN}\n{block}{END}{tail}")
+    update_part(readme, "bench", markdown_report(results, heading="###", images=images))
 
 
-def check_readme(readme: Path) -> tuple[str, str]:
+def update_part(readme: Path, part: str, block: str) -> None:
+    """Put a text between the markers of a part.
+
+    Raises:
+        UserError: the file cannot be read, or has not one pair of markers in order.
+    """
+    head, tail = check_readme(readme, part)
+    begin, end = markers(part)
+    _write(readme, f"{head}{begin}\n{block}{end}{tail}")
+
+
+def check_readme(readme: Path, part: str = "bench") -> tuple[str, str]:
     """What stands before and after the markers of a Markdown file.
 
     Raises:
         UserError: the file cannot be read, or has not one pair of markers in order.
     """
+    begin, end = markers(part)
     try:
         text = readme.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {readme}: {error}") from None
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise UserError(f"{readme}: expected one {BEGIN} and, after it, one {END}")
-    head, _, rest = text.partition(BEGIN)
-    return head, rest.partition(END)[2]
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise UserError(f"{readme}: expected one {begin} and, after it, one {end}")
+    head, _, rest = text.partition(begin)
+    return head, rest.partition(end)[2]
 
 
 def _write(path: Path, text: str) -> None:

@@ -154,6 +154,12 @@ class BenchResult:
     aggregate: tuple[Row, ...]
     """One row for each system and cache state over all workloads."""
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether its times are worth showing: nothing else used the machine."""
+        options = self.provenance.get("options") or {}
+        return bool(options.get("is_timed", True))
+
     def as_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,

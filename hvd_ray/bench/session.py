@@ -72,6 +72,8 @@ class BenchOptions:
     engine: str = "torch"
     concurrency: int = 1
     """Requests served together; more than one in vLLM only."""
+    is_timed: bool = True
+    """False: others use the machine meanwhile, so that reports leave the times out."""
 
     def __post_init__(self) -> None:
         if self.prompt_files and self.workloads:
@@ -122,6 +124,7 @@ class Progress(Protocol):
         ...
 
 
+UNTIMED = "Not timed: others used the machine meanwhile, so times and speed-ups are left out."
 EngineLoader = Callable[[Config], tuple[Engine, TextCodec]]
 SOURCES = Sources()
 
@@ -186,6 +189,8 @@ def run_bench(
         **found.facts,
         **({"rivals": rival_facts()} if set(systems) & set(RIVALS) else {}),
     )
+    if not options.is_timed:
+        notes.append(UNTIMED)
     return summarise(samples, engine.capabilities, config, notes=notes, about=about)
 
 
@@ -244,5 +249,6 @@ def summarise(
     labels = {"engine": target.name, "dtype": target.dtype}
     rows = tuple(workload_rows(samples, **labels, seed=config.seed))
     aggregate = tuple(aggregate_rows(samples, **labels, seed=config.seed))
-    spoken = (*notes, *exactness_notes(rows), *slowdown_notes(rows))
+    slower = () if UNTIMED in notes else slowdown_notes(rows)
+    spoken = (*notes, *exactness_notes(rows), *slower)
     return BenchResult(about, spoken, rows, aggregate)

@@ -24,6 +24,8 @@ EXAMPLE = (
     "--out result.json policy.tau=4`"
 )
 
+PROMPTS_DIR = Path("../shared/data/prompts")
+
 
 def register(app: typer.Typer) -> None:
     app.command("bench", epilog=EXAMPLE)(bench)
@@ -53,15 +55,16 @@ def bench(
     suite: Annotated[
         str | None,
         typer.Option(
-            metavar="paper",
-            help="The papers' comparison: all systems and rivals on every file of --prompts-dir, "
-            "cold and warm, resumable; --out is the folder it fills.",
+            metavar="NAME",
+            help="paper: all systems and rivals on every file of --prompts-dir, cold and warm. "
+            "tiers: every use of a slim model, on four tasks with a score. Resumable; --out is "
+            "the folder that is filled.",
         ),
     ] = None,
     prompts_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="The suite's prompt files. Default: ../shared/data/prompts."
+            metavar="DIR", help="A suite's prompt files. Default: ../shared/data/prompts."
         ),
     ] = None,
     split: Annotated[str, typer.Option(help="train, test or all, of files with splits.")] = "test",
@@ -98,6 +101,10 @@ def bench(
         typer.Option(metavar="REF", help="A folder or models:/NAME@ALIAS. Default: the champion."),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    untimed: Annotated[
+        bool,
+        typer.Option("--untimed", help="Others use the machine: leave times out of the reports."),
+    ] = False,
     micro: Annotated[
         bool, typer.Option("--micro", help="Instead: the cost of one decision, in microseconds.")
     ] = False,
@@ -139,14 +146,19 @@ def bench(
         limit=limit,
         max_tokens=max_tokens,
         temperature=temperature,
-        cache=cache or ("both" if suite and engine == "torch" else "cold"),  # type: ignore[arg-type]
+        cache=cache or ("both" if suite == "paper" and engine == "torch" else "cold"),  # type: ignore[arg-type]
         engine=engine,
         concurrency=max(together),
+        is_timed=not untimed,
     )
     running = SYSTEMS if options.systems is None else options.systems
     loaded = load_config(config, settings, policies=running)
     if suite is not None:
-        _answer_suite(options, loaded, prompts_dir, together, as_json=as_json, out=out)
+        source = prompts_dir or PROMPTS_DIR
+        if suite == "paper":
+            _answer_suite(options, loaded, source, together, as_json=as_json, out=out)
+        else:
+            _answer_tiers(options, loaded, source, as_json=as_json, out=out)
         return
     result = _measured(options, loaded, track=track)
     _answer(result, as_json=as_json, out=out)
@@ -185,7 +197,7 @@ def _refuse_unsuited(
 
     if suite is None:
         if prompts_dir is not None:
-            raise UserError("--prompts-dir is for --suite paper; without it give --prompts FILE...")
+            raise UserError("--prompts-dir is for --suite; without it give --prompts FILE...")
         return
     if suite not in SUITES:
         raise UserError(f"--suite {suite!r}: unknown; there is {', '.join(SUITES)}")
@@ -198,7 +210,7 @@ def _refuse_unsuited(
 def _answer_suite(
     options: BenchOptions,
     config: Config,
-    prompts_dir: Path | None,
+    prompts_dir: Path,
     together: tuple[int, ...],
     *,
     as_json: bool,
@@ -213,8 +225,7 @@ def _answer_suite(
     from hvd_ray.paper.vllm_suite import Loaded, run_vllm_suite
 
     folder = Path("paper") if out is None else out
-    places = Path("../shared/data/prompts") if prompts_dir is None else prompts_dir
-    suited = suite_options(options, prompts_dir=places, out=folder, concurrencies=together)
+    suited = suite_options(options, prompts_dir=prompts_dir, out=folder, concurrencies=together)
     with shown_progress("requests") as progress:
         if options.engine == "vllm":
             found = run_vllm_suite(suited, config, progress=progress)
@@ -247,6 +258,29 @@ def _concurrencies(given: str, *, is_suite: bool) -> tuple[int, ...]:
     if len(numbers) > 1 and not is_suite:
         raise UserError(f"--concurrency {given}: several are for --suite paper; give one")
     return numbers
+
+
+def _answer_tiers(
+    options: BenchOptions,
+    config: Config,
+    prompts_dir: Path,
+    *,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    from hvd_ray.bench.tier_report import tier_summary_text
+    from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.paper.tier_suite import RESULT, run_tiers, tier_options
+
+    folder = Path("tiers") if out is None else out
+    suited = tier_options(options, prompts_dir=prompts_dir)
+    with shown_progress("requests") as progress:
+        result = run_tiers(suited, config, out=folder, progress=progress)
+    if as_json:
+        print(json.dumps(result.as_json(), indent=2, allow_nan=False))
+        return
+    print(tier_summary_text(result))
+    print(f"written: {folder / RESULT}")
 
 
 def _remember(result: BenchResult, tracker: Tracker) -> None:

@@ -39,7 +39,15 @@ def report(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Put the tables between the comments `bench:begin` and `bench:end` there.",
+            help="Put the tables between the comments `bench:begin` and `bench:end` there; those "
+            "of a suite between `paper:begin` or `tiers:begin` and its end.",
+        ),
+    ] = None,
+    times: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RESULT.json",
+            help="Times of a run alone, for one result of `--untimed` on more prompts.",
         ),
     ] = None,
     sweep: Annotated[
@@ -85,6 +93,8 @@ def report(
 ) -> None:
     """Show results as Markdown, or write them with their plots and as one page."""
     _refuse_mixed(results, out, readme, sweep, transfer, replay)
+    if times is not None and len(results or ()) != 1:
+        raise UserError("--times is for one result of `hvd bench --untimed`: name that one")
     for name, value in (("--costs", costs), ("--predictor", predictor)):
         if value is not None and replay is None:
             raise UserError(f"{name} goes with --replay only")
@@ -99,7 +109,7 @@ def report(
     elif transfer is not None:
         _transfer(transfer, traces, out, as_json=as_json)
     else:
-        _report(results or [], out, readme, as_json=as_json)
+        _report(results or [], out, readme, times, as_json=as_json)
 
 
 def _refuse_mixed(
@@ -126,21 +136,28 @@ def _refuse_mixed(
 
 
 def _report(
-    results: Sequence[Path], out: Path | None, readme: Path | None, *, as_json: bool
+    results: Sequence[Path],
+    out: Path | None,
+    readme: Path | None,
+    times: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
-    from hvd_ray.bench.report import check_readme, markdown_report, update_readme
+    from hvd_ray.bench.merge import with_times_of
+    from hvd_ray.bench.report import markdown_report
     from hvd_ray.bench.result import check_writable, read_result
 
     read = [read_result(path) for path in results]
     own = [_own_part(path) for path in results]
+    if times is not None:
+        read = [with_times_of(read[0], read_result(times))]
     if readme is not None:
-        check_readme(readme)
+        _check_parts(readme, read, own)
         check_writable(readme)
     written = _written(read, own, out) if out is not None else []
     if readme is not None:
-        plots = [path for path in written if path.suffix == ".png"]
-        links = [Path(os.path.relpath(path, readme.parent)).as_posix() for path in plots]
-        update_readme(readme, read, images=links)
+        plots = {path.name: path for path in written if path.suffix == ".png"}
+        _fill_parts(readme, read, own, plots)
         written.append(readme)
     if as_json:
         found = {"written": [str(path) for path in written]}
@@ -149,6 +166,53 @@ def _report(
         print("\n".join(f"written: {path}" for path in written))
     else:
         print(markdown_report(read), end="")
+
+
+def _part_of(result: BenchResult, own: Mapping[str, Any] | None) -> str:
+    """Which part of the README a result fills."""
+    from hvd_ray.bench.tier_report import has_tiers
+
+    if own is not None:
+        return "paper"
+    return "tiers" if has_tiers(result) else "bench"
+
+
+def _check_parts(
+    readme: Path, results: Sequence[BenchResult], own: Sequence[Mapping[str, Any] | None]
+) -> None:
+    from hvd_ray.bench.report import check_readme
+
+    for part in dict.fromkeys(map(_part_of, results, own)):
+        check_readme(readme, part)
+
+
+def _fill_parts(
+    readme: Path,
+    results: Sequence[BenchResult],
+    own: Sequence[Mapping[str, Any] | None],
+    plots: Mapping[str, Path],
+) -> None:
+    """Each part of the README that these results are for; the others stay as they are."""
+    from hvd_ray.bench.report import plot_name, tiers_part, update_part, update_readme
+    from hvd_ray.paper.report import paper_part
+
+    parts = list(map(_part_of, results, own))
+    plain = [(index, result) for index, result in enumerate(results) if parts[index] == "bench"]
+    if plain:
+        names = [plot_name(index, result) for index, result in plain]
+        found = [plots.get(name) for name in names]
+        links = [Path(os.path.relpath(p, readme.parent)).as_posix() if p else "" for p in found]
+        update_readme(readme, [result for _, result in plain], images=links)
+    if "tiers" in parts:
+        chosen = [result for result, part in zip(results, parts, strict=True) if part == "tiers"]
+        update_part(readme, "tiers", tiers_part(chosen))
+    papers = [
+        paper_part(result, part)
+        for result, part in zip(results, own, strict=True)
+        if part is not None
+    ]
+    if papers:
+        update_part(readme, "paper", "\n".join(papers))
 
 
 def _own_part(path: Path) -> Mapping[str, Any] | None:

@@ -31,7 +31,7 @@ from hvd_ray.pipelines.label import token_classes_of
 from hvd_ray.pipelines.output import claimed
 from hvd_ray.systems import load_engine
 
-SUITES = ("paper",)
+SUITES = ("paper", "tiers")
 RESULT = "paper.json"
 FILLING = 16
 """Train prompts of a workload that a warm cache has seen; `--limit` may make it fewer."""
@@ -85,7 +85,7 @@ def run_suite(
     found = _Found(sources)
     bench = _with_rivals(options.bench, sources, config)
     store = _Remembering(SampleFolder(options.out))
-    with claimed(options.out, suite_settings(bench, config)) as folder:
+    with claimed(options.out, settings_of("paper", bench, config)) as folder:
         result = run_bench(
             bench,
             config,
@@ -119,12 +119,12 @@ def _with_rivals(options: BenchOptions, sources: Sources, config: Config) -> Ben
     return replace(options, systems=(*kept, *RIVALS))
 
 
-def suite_settings(options: BenchOptions, config: Config) -> dict[str, Any]:
-    """What decides the samples."""
+def settings_of(suite: str, options: BenchOptions, config: Config) -> dict[str, Any]:
+    """What decides the samples of a suite."""
     prompts = options.load().prompts
     asked = asdict(options) | {"prompt_files": [path.name for path in options.prompt_files]}
     return {
-        "command": "bench --suite paper",
+        "command": f"bench --suite {suite}",
         **asked,
         "prompts": workload_hash(prompts),
         "config": config.model_dump(mode="json"),

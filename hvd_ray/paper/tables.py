@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_ray.bench.report import percent
-from hvd_ray.bench.result import BenchResult
-from hvd_ray.paper.beside import OURS, PAPERS_OWN, beside, wins
+from hvd_ray.bench.report import arm_label, percent, speedup_cell
+from hvd_ray.bench.result import ALL_WORKLOADS, BASELINE, BenchResult, Row
+from hvd_ray.paper.beside import OURS, PAPERS_OWN, beside, cold, wins
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,74 @@ def paper_tables(result: BenchResult, own: Mapping[str, Any]) -> list[Table]:
     return [
         *_compared(result, own),
         *_against(own),
+        *_routed(result),
+        *_cold_and_warm(result),
         *_cycles(own),
         *_predicted(own),
         *_replayed(own),
     ]
+
+
+def readme_tables(result: BenchResult, own: Mapping[str, Any]) -> list[Table]:
+    """Few enough for a README: speed-ups with a cold cache, wins, the papers' figures beside."""
+    return [_speedups(result), *_compared(result, own)]
+
+
+def _speedups(result: BenchResult) -> Table:
+    rows = [row for row in cold([*result.rows, *result.aggregate]) if row.system != BASELINE]
+    across = list(dict.fromkeys(row.system for row in rows))
+    cells = {(row.workload, row.system): speedup_cell(row) for row in rows}
+    return Table(
+        "Speed-up by workload",
+        "Tokens per second over greedy's, cold cache, 95 % intervals where there are three "
+        "prompts or sessions.",
+        ["workload", *across],
+        [
+            [workload, *(cells.get((workload, system), "-") for system in across)]
+            for workload in dict.fromkeys(row.workload for row in rows)
+        ],
+    )
+
+
+def _routed(result: BenchResult) -> Iterator[Table]:
+    """Cycles and where they were routed: over all workloads, and of ours by workload."""
+    chosen = [
+        *result.aggregate,
+        *(row for row in cold(result.rows) if row.system in (OURS, PAPERS_OWN)),
+    ]
+    sources = sorted({source for row in chosen for source in row.source_share})
+    yield Table(
+        "Cycles and routes",
+        "Cycles for 1,000 tokens, and the share of the cycles that verified a draft of each "
+        "source; none: plain steps.",
+        ["system", "workload", "cycles per 1,000", "emitted per pass", *sources],
+        [
+            [arm_label(row), row.workload]
+            + [f"{row.cycles_per_1k_tokens:.0f}", f"{row.emitted_per_pass:.2f}"]
+            + [percent(row.source_share.get(source, 0.0)) for source in sources]
+            for row in chosen
+        ],
+    )
+
+
+def _cold_and_warm(result: BenchResult) -> Iterator[Table]:
+    """Systems that were measured in both states of the cache."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in [*result.aggregate, *result.rows]:
+        found.setdefault((row.system, row.workload), {})[row.cache] = row
+    both = [(key, pair) for key, pair in found.items() if {"cold", "warm"} <= set(pair)]
+    if both:
+        yield Table(
+            "Cold and warm caches",
+            "Warm: before it began, the cache had seen the target's outputs for train prompts of "
+            f"the workload. By system, '{ALL_WORKLOADS}' first.",
+            ["system", "workload", "cold", "warm", "cold /pass", "warm /pass"],
+            [
+                [system, workload, *(speedup_cell(pair[c]) for c in ("cold", "warm"))]
+                + [f"{pair[c].emitted_per_pass:.2f}" for c in ("cold", "warm")]
+                for (system, workload), pair in both
+            ],
+        )
 
 
 def _compared(result: BenchResult, own: Mapping[str, Any]) -> Iterator[Table]:

@@ -23,7 +23,7 @@ from hvd_ray.paper.against import against_json
 from hvd_ray.paper.beside import OURS
 from hvd_ray.paper.cycles import cycles_json
 from hvd_ray.paper.samples import SampleFolder
-from hvd_ray.paper.suite import RESULT, SuiteOptions, suite_settings, write_suite
+from hvd_ray.paper.suite import RESULT, SuiteOptions, settings_of, write_suite
 from hvd_ray.pipelines.output import claimed
 
 
@@ -57,7 +57,7 @@ def run_vllm_suite(
     ]
     with ExitStack() as held:
         outputs = [
-            held.enter_context(claimed(folder, suite_settings(load, config)))
+            held.enter_context(claimed(folder, settings_of("paper", load, config)))
             for load, folder in zip(loads, folders, strict=True)
         ]
         found = run_in_vllm(asked, config, progress=progress, open_engine=open_engine)

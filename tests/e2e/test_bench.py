@@ -132,16 +132,45 @@ def test_a_suite_is_resumed_and_reported(hvd, tiny_llama_path, prompt_file, tmp_
             assert "Beside the papers" in file.read()
 
 
+def test_tiers_are_scored_beside_others_and_timed_alone(hvd, tiny_llama_path, tmp_path):
+    (tmp_path / "set").mkdir()
+    for task in ("gsm8k", "wmt14_de_en", "cnn_dailymail", "json_schema"):
+        rows = [
+            {"id": f"{task}{i}", "workload": task, "split": "test", "prompt": f"{task} {i} and {i}"}
+            for i in range(2)
+        ]
+        (tmp_path / "set" / f"{task}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = (
+        *("bench", "--suite", "tiers", "--prompts-dir", tmp_path / "set", "--systems", "suffix"),
+        *("--max-tokens", 6, "--dtype", "float32", f"model={tiny_llama_path}"),
+    )
+    code, out, err = hvd(*command, "--untimed", "--out", "scored")
+    assert code == 0, err
+    assert "Not timed" in out
+    assert "cnn_dailymail, rouge_l 1.00" in out, "a lossless system gives greedy's own answers"
+    assert max(map(len, out.splitlines())) <= 80
+    code, _, err = hvd(*command, "--limit", 1, "--out", "timed", "--json")
+    assert code == 0, err
+    code, out, err = hvd("report", "scored/tiers.json", "--times", "timed/tiers.json")
+    assert code == 0, err
+    assert "Times are of a run alone over the first 1 prompts of each workload" in out
+    assert "Speed-up against greedy in tokens per second" in out
+    code, _, err = hvd("report", "timed/tiers.json", "--times", "scored/tiers.json")
+    assert code == 2
+    assert "--untimed" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--suite", "thesis"], "there is paper"),
         (["--suite", "paper", "--workloads", "doc_edit"], "own prompts"),
         (["--suite", "paper", "--prompts-dir", "nowhere"], "holds no *.jsonl"),
-        (["--prompts-dir", "nowhere"], "--suite paper"),
         (["--engine", "vllm", "--concurrency", "1,8"], "several are for --suite paper"),
         (["--engine", "vllm", "--concurrency", "eight"], "numbers by comma, e.g. 1,8"),
         (["--concurrency", "0"], "--concurrency must be 1 or more, got 0"),
+        (["--suite", "tiers", "--prompts-dir", "nowhere"], "gsm8k.jsonl: absent"),
+        (["--prompts-dir", "nowhere"], "is for --suite"),
         (["--systems", "warp"], "unknown; choose from greedy, ngram"),
         (["--workloads", "nonsense"], "known are doc_edit"),
         (["--limit", "0"], "--limit must be 1 or more, got 0"),

@@ -1,0 +1,60 @@
+"""Counts of one run, times of another: quality needs many prompts, times need a machine alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hvd_ray.bench.result import BenchResult, CacheState, Row
+from hvd_ray.errors import UserError
+
+TIMES = (
+    *("tokens_per_second", "speedup_vs_greedy", "speedup_ci", "ci_unit", "ci_is_degenerate"),
+    *("draft_ms_per_cycle", "verify_ms_per_cycle", "without_loops"),
+)
+"""Columns that a clock decides."""
+
+
+def with_times_of(counted: BenchResult, timed: BenchResult) -> BenchResult:
+    """The first result with the times of the second; a note says which prompts each has.
+
+    Raises:
+        UserError: the second lacks a row of the first, or is of another model.
+    """
+    one, other = ((r.provenance.get("config") or {}).get("model") for r in (counted, timed))
+    if one != other:
+        raise UserError(f"--times: a result of {other}, where the others are of {one}")
+    if not timed.is_timed:
+        raise UserError("--times: that run was not timed either; run it without --untimed")
+    costs = {k: timed.provenance[k] for k in ("costs", "slim") if k in timed.provenance}
+    options = {**(counted.provenance.get("options") or {}), "is_timed": True}
+    return replace(
+        counted,
+        provenance={**counted.provenance, **costs, "options": options},
+        notes=(_words(counted, timed), *timed.notes),
+        rows=_merged(counted.rows, timed.rows),
+        aggregate=_merged(counted.aggregate, timed.aggregate),
+    )
+
+
+def _merged(counted: Sequence[Row], timed: Sequence[Row]) -> tuple[Row, ...]:
+    known = {(row.workload, row.system, row.cache): row for row in timed}
+    return tuple(_with_times(row, known) for row in counted)
+
+
+def _with_times(row: Row, known: Mapping[tuple[str, str, CacheState], Row]) -> Row:
+    found = known.get((row.workload, row.system, row.cache))
+    if found is None:
+        raise UserError(f"--times: holds no row of {row.system} on {row.workload}")
+    times = {name: getattr(found, name) for name in TIMES}
+    return replace(row, **times)
+
+
+def _words(counted: BenchResult, timed: BenchResult) -> str:
+    """How many prompts stand behind what."""
+    few, many = (sum(row.prompts for row in r.rows[:1]) for r in (timed, counted))
+    date, commit = (str(timed.provenance.get(k, ""))[:12] for k in ("created_at", "commit"))
+    return (
+        f"Times are of a run alone over the first {few} prompts of each workload "
+        f"({date[:10]}, commit {commit}), everything else of {many}."
+    )
