@@ -101,7 +101,7 @@ class _Run:
     def advice(self) -> Advice:
         replays = self._replay_all()
         rows = [row for contestant, runs in replays for row in self._rows(contestant, runs)]
-        taus = self._taus()
+        taus = self._taus(replays)
         filling = self._filling(replays)
         load = self._load(replays)
         verdict = verdict_of(
@@ -149,16 +149,19 @@ class _Run:
         head, costs = self.head if contestant.uses_head else None, self.costs
         return (head is not None and head.is_assumed) or (costs is not None and costs.is_assumed)
 
-    def _taus(self) -> list[TauPoint]:
+    def _taus(self, replays: Sequence[tuple[Contestant, list[Replay]]]) -> list[TauPoint]:
         if self.payoff.estimator is None:
             return []
+        at_default = next((runs for c, runs in replays if c.name == "hvd_tau"), None)
         self.progress.expect(len(TAUS))
         points = []
         for number, tau in enumerate(TAUS):
             self.progress.advance(number, f"replaying tau = {tau:g}")
             policy = ThresholdPolicy(self.payoff.estimator, tau)
             contestant = Contestant("hvd_tau", policy)
-            row = self._rows(contestant, self.field.replays(contestant, self.loaded))[0]
+            runs = at_default if tau == self.config.policy.tau else None
+            runs = runs or self.field.replays(contestant, self.loaded)
+            row = self._rows(contestant, runs)[0]
             points.append(TauPoint(tau, row.emitted_per_pass, row.speedup))
         return points
 

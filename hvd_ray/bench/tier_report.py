@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from hvd_ray.bench.result import BASELINE, BenchResult, Row
@@ -82,7 +83,12 @@ def tier_summary_text(result: BenchResult) -> str:
         blocks.append(
             "\n".join([mode, *(f"  {pair}" for pair in pairs if not pair.endswith(" -"))])
         )
-    return "\n".join([*blocks, cost_line(result.provenance), *result.notes])
+    words = [cost_line(result.provenance)] if has_tiers(result) else []
+    return "\n".join([*blocks, *map(_wrapped, [*words, *result.notes])])
+
+
+def _wrapped(line: str) -> str:
+    return fill(line, width=80, break_long_words=False)
 
 
 def _summary_cells(row: Row, cost_ratio: float | None, *, is_timed: bool) -> list[str]:

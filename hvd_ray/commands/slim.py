@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hvd_ray.errors import UserError
+
 Traces = Annotated[Path, typer.Argument(help="What `hvd traces collect` has written.")]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="E.g. dtype=float32.")
@@ -122,10 +124,12 @@ def plot(
     from hvd_ray.home import atomic_path
     from hvd_ray.tuning.slim import frontier_curves, read_search
 
+    if out.suffix not in PICTURES:
+        raise UserError(f"--out must end with {' or '.join(PICTURES)}, got {out}")
     check_writable(out)
     curves = frontier_curves(list(map(read_search, searches)), every_method=every_method)
     with atomic_path(out) as draft:
-        plot_frontier(curves).savefig(draft, dpi=110, format=out.suffix.lstrip(".") or "png")
+        plot_frontier(curves).savefig(draft, dpi=110, format=out.suffix[1:])
     best = max(curves.values(), key=lambda points: max(map(speed_within_loss, points)))
     point = max(best, key=speed_within_loss)
     print(f"written: {out}")
@@ -136,6 +140,7 @@ def plot(
     )
 
 
+PICTURES = (".png", ".svg")
 MOST_WRONG = 0.05
 """The default of `tiers.max_miss_rate`."""
 
