@@ -66,6 +66,7 @@ def lose(cluster: Any, node: Any, out: Path, is_over: threading.Event) -> None:
 
 
 def main() -> None:
+    import ray
     from ray.cluster_utils import Cluster
 
     work = Path(sys.argv[1])
@@ -103,6 +104,7 @@ def main() -> None:
     third = cluster.add_node(num_cpus=2, object_store_memory=100_000_000)
     answer["served"] = serve_and_lose(cluster, third, work / "tiny")
     print(json.dumps(answer))
+    ray.shutdown()  # a cluster does not let go of the node that its driver is connected to
     cluster.shutdown()
 
 

@@ -115,7 +115,9 @@ def test_replay_from_labels_repeats_a_live_run_with_the_head(
     system: str, sampling: str, engine: TorchEngine, codec: HFTextCodec, head: Eagle3Head
 ) -> None:
     """Invariant 5, with a model drafter: step for step, decisions and reasons included."""
-    config = Config.model_validate({"policy": {"tau": 2.5}})
+    config = Config.model_validate(
+        {"policy": {"tau": 2.5}, "drafting": {"suffix": {"max_spec_factor": 1.0}}}
+    )
     parts = replace(PARTS, head=head)
     decoder = build_decoder(system, engine=engine, codec=codec, config=config, parts=parts)
     drafter, policy = build_cache_drafter(system, config), build_policy(system, config, parts)
