@@ -51,10 +51,14 @@ class VllmReplica:
         return cls(config, hot, server, await server.__serve_build_asgi_app__())
 
     async def relay(self, call: RelayCall) -> AsyncGenerator[RelayEvent | Failure, None]:
-        """vLLM's answer as it comes; above capacity a refusal at once."""
+        """vLLM's answer as it comes; above capacity, or without an engine, a refusal at once."""
         limit = self._hot.limits.max_requests
         if call.method == "POST" and self._num_requests >= limit:
             yield Failure("busy", f"this replica is full ({limit} requests); try again later")
+            return
+        if self._server.engine._engine_client.errored:  # vLLM itself would answer 500
+            message = "vLLM's engine has ended; another one is being started, try again later"
+            yield Failure("dead", message, code="engine_dead", retry_after_s=30.0)
             return
         self._num_requests += 1
         try:
