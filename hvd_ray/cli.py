@@ -79,7 +79,7 @@ def build_app() -> typer.Typer:
     """The command line with every module of `COMMAND_MODULES` registered."""
     app = typer.Typer(
         name="hvd",
-        help="Hybrid verified decoding for LLMs: faster answers, exactly the same tokens.",
+        help="Hybrid verified decoding for LLMs: faster, the same tokens (exactly so in float32).",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

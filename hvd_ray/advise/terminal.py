@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hvd_ray.advise.judging import ALL, Row
 from hvd_ray.advise.page import figure, interval, system_label
+from hvd_ray.advise.recommend import PREDICTOR
 from hvd_ray.advise.result import Advice
 from hvd_ray.payoff.quality import ALL_WORKLOADS
 
@@ -104,6 +105,8 @@ def _advised(advice: Advice) -> Sequence[str]:
     lines = [f"Advice: {advised.system}", advised.vllm_command]
     if advised.placeholders:
         lines.append(f"({', '.join(advised.placeholders)}: put in your own)")
+    if PREDICTOR in advised.placeholders:
+        lines.append("(the predictor learnt here is kept by --save-predictor DIR)")
     return lines
 
 

@@ -55,7 +55,7 @@ def _replayed(
     reference: str | None,
     stage: Callable[[str], None],
 ) -> tuple[list[Standing], tuple[ReliabilityBin, ...], dict[str, Any]]:
-    from hvd_ray.config import Config
+    from hvd_ray.config import Config, DraftingConfig
     from hvd_ray.parts.payoff import find_payoff
     from hvd_ray.payoff.dataset import TEST, label_set
     from hvd_ray.payoff.estimator import PredictorEstimator
@@ -63,13 +63,15 @@ def _replayed(
     from hvd_ray.payoff.quality import reliability
     from hvd_ray.pipelines.label import token_classes_of
     from hvd_ray.provenance import provenance
-    from hvd_ray.tuning.data import label_table, open_material
+    from hvd_ray.tuning.data import LabelNote, label_table, open_material
     from hvd_ray.tuning.pricing import find_pricing
     from hvd_ray.tuning.standings import standings
     from hvd_ray.tuning.standings_page import standings_json
 
-    material = open_material(labels, traces, Config())
-    config = _configured(material.model, reference)
+    suffix = LabelNote.read(labels).suffix  # drafts as they were labelled, of whatever factor
+    drafting = DraftingConfig(suffix=suffix)
+    material = open_material(labels, traces, Config(drafting=drafting))
+    config = _configured(material.model, reference).model_copy(update={"drafting": drafting})
     pricing = find_pricing(costs, config)
     if material.model_drafter is not None:
         pricing.check_model_price(labels)

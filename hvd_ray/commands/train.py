@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,6 +83,7 @@ def train(
     Default: as suits the kind.
     """
     from hvd_ray.config import load_config_as
+    from hvd_ray.home import file_lock
     from hvd_ray.payoff.predictor import check_replaceable
     from hvd_ray.payoff.training_settings import LISTED_IN, TrainConfig
 
@@ -106,11 +107,17 @@ def train(
             raise UserError(f"{name} goes with --ablate only")
     folder = _folder(kind) if out is None else out
     check_replaceable(folder)
-    answer, rows = _train(labels, loaded, training, folder, wants_registration=not no_register)
+    alone = nullcontext() if out is None else file_lock(out, on_wait=lambda: _refuse_second(folder))
+    with alone:
+        answer, rows = _train(labels, loaded, training, folder, wants_registration=not no_register)
     if as_json:
         print(json.dumps(answer, allow_nan=False))
     else:
         _show(answer, rows)
+
+
+def _refuse_second(folder: Path) -> None:
+    raise UserError(f"{folder}: another training is writing there; wait, or choose another --out")
 
 
 def _train(

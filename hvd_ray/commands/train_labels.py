@@ -43,10 +43,11 @@ def read_labels_dir(labels: Path) -> Labels:
     from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
     from hvd_ray.traces.store import read_labels
 
-    tables = [
-        read_labels(folder, feature_names=FEATURE_NAMES, feature_version=FEATURE_VERSION)
-        for folder in label_folders(labels)
-    ]
+    tables = []
+    for folder in label_folders(labels):
+        table = read_labels(folder, feature_names=FEATURE_NAMES, feature_version=FEATURE_VERSION)
+        _refuse_gaps(folder, len(table))
+        tables.append(table)
     return read_labels_table(pa.concat_tables(tables))
 
 
@@ -73,4 +74,20 @@ def _note(folder: Path) -> dict[str, Any]:
     from hvd_ray.pipelines.output import read_manifest
 
     manifest = read_manifest(folder) or {}
+    if manifest.get("complete") is False:
+        raise UserError(
+            f"{folder}: its labelling is not finished; type the same `hvd traces label` again"
+        )
     return {**manifest.get("settings", {}), **{k: v for k, v in manifest.items() if k == "model"}}
+
+
+def _refuse_gaps(folder: Path, num_rows: int) -> None:
+    """Shards that were lost after the labelling would be missed by nobody."""
+    from hvd_ray.pipelines.output import read_manifest
+
+    wanted = ((read_manifest(folder) or {}).get("result") or {}).get("positions", num_rows)
+    if num_rows != wanted:
+        raise UserError(
+            f"{folder}: holds {num_rows:,} of the {wanted:,} positions that were labelled; "
+            "label the traces again into another folder"
+        )

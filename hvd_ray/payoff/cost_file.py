@@ -58,6 +58,12 @@ class CostFile(BaseModel):
         Raises:
             UserError: the figures are no cost table.
         """
+        if self.slim_ms or self.slim is not None:
+            if len(self.slim_ms) != len(self.rows):
+                raise UserError(
+                    f"cost table: {len(self.slim_ms)} slim_ms for {len(self.rows)} row counts"
+                )
+            RowCosts(self.rows, self.slim_ms)  # held to what holds for a pass of the target
         return RowCosts(self.rows, self.verify_ms, self.draft_ms, self.draft_token_ms)
 
 

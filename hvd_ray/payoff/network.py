@@ -21,6 +21,10 @@ outputs reads the g-th part of its inputs alone, as in networks that stand side 
 """
 
 
+_LARGEST = 1e12
+"""Weights, bounds of features; products of a whole row stay within float32."""
+
+
 class Network:
     """ReLU layers over features clipped to the range that training saw.
 
@@ -104,6 +108,8 @@ class Network:
                 raise UserError(f"tensor {name} is {values.dtype}, expected float32")
             if not np.isfinite(values).all():
                 raise UserError(f"tensor {name} holds values that are not finite")
+            if values.size and np.abs(values).max() > _LARGEST:
+                raise UserError(f"tensor {name} holds values above {_LARGEST:g}: they overflow")
 
 
 def folded(

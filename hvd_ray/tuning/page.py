@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
 from hvd_ray.tuning.contest import EVERYTHING
 from hvd_ray.tuning.final import BEST, FIXED
@@ -20,9 +21,20 @@ Result = Mapping[str, Any]
 
 
 def write_page(path: Path, result: Result) -> None:
-    """Draw the result of a sweep to `path`, whole or not at all."""
+    """Draw the result of a sweep to `path`, whole or not at all.
+
+    Raises:
+        UserError: the result lacks something or holds what no sweep writes.
+    """
+    try:
+        text = page(result)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise UserError(
+            f"{path.parent}: its result is damaged ({type(error).__name__}: {error}); "
+            "run `hvd tune` again into another folder"
+        ) from None
     with atomic_path(path) as draft:
-        draft.write_text(page(result), encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
 
 
 def page(result: Result) -> str:

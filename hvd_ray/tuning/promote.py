@@ -17,7 +17,7 @@ from hvd_ray.payoff.predictor import MlpPredictor
 from hvd_ray.payoff.token_classes import TokenClasses
 from hvd_ray.pipelines.label import token_classes_of
 from hvd_ray.pipelines.shards import RunProgress
-from hvd_ray.systems import NEEDS, Parts, build_policy
+from hvd_ray.systems import NEEDS, Need, Parts, build_policy
 from hvd_ray.tracking import CHALLENGER, CHAMPION, RegisteredPredictor, resolve_predictor
 from hvd_ray.tracking.promotion import find_alias, make_champion, run_params
 from hvd_ray.tuning.contest import Gap, Row, contest
@@ -146,7 +146,7 @@ class _Match:
         """The outcome with its rows and its verdict."""
         incumbent = self._configured(self.incumbent)
         rows = self._contest(self._configured(self.challenger), incumbent)
-        is_able = self._can_decide(self.challenger)
+        is_able = self._can_decide(self.challenger) and not self._loses_curve()
         outcome = replace(
             outcome,
             is_promoted=is_able and rows[0].gap.is_better,
@@ -176,6 +176,11 @@ class _Match:
         """The policy of the configuration; without a survival curve `hvd_cost` is `hvd_tau`."""
         name = self.config.policy.name if self._can_decide(predictor) else TAU_POLICY
         return build_policy(name, self.config, self._parts(predictor))
+
+    def _loses_curve(self) -> bool:
+        """Whether `hvd_cost`, which the champion can serve, could not be served any more."""
+        before, after = (self._parts(each) for each in (self.incumbent, self.challenger))
+        return before.has(Need.SURVIVAL) and not after.has(Need.SURVIVAL)
 
     def _can_decide(self, predictor: MlpPredictor) -> bool:
         """Whether the configured policy can ask this predictor."""

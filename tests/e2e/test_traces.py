@@ -21,7 +21,7 @@ from hvd_ray.errors import UserError
 from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION
 from hvd_ray.pipelines.collect import CollectOptions, collect
 from hvd_ray.pipelines.label import LabelOptions, label
-from hvd_ray.traces.store import read_labels, read_steps, read_traces
+from hvd_ray.traces.store import finished_parts, read_labels, read_steps, read_traces
 from hvd_ray.tuning.data import LabelNote, ModelNote
 from tests.e2e.kills import worker_killed_once
 from tests.unit.drafting.eagle3_heads import random_head
@@ -122,7 +122,7 @@ def _labels(out: Path):
 def _kill_once_a_part_is_there(process: subprocess.Popen, folder: Path) -> None:
     """`kill -9` of the driver, as early as something can be lost."""
     deadline = time.monotonic() + 240
-    while not list(folder.glob("*.parquet")):
+    while not list(finished_parts(folder)):  # a part that is being written does not count
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline, "no part appeared"
         time.sleep(0.01)

@@ -146,7 +146,12 @@ class SuffixMachine(RuleBasedStateMachine):
         self._check(draft, asked.text, own if draft.is_local else shared)
 
     def _follows(self, text: Tokens, within: list[Tokens]) -> bool:
-        """Whether a draft of the last token alone must be found."""
+        """Whether a draft of the last token alone must be found.
+
+        arctic looks for suffixes shorter than the text, so a text of one token has none.
+        """
+        if len(text) < 2:
+            return False
         after = followers(text[-1:], within)
         most = max(after.values(), default=0)
         least = self.drafter.config.min_token_prob

@@ -10,6 +10,7 @@ import pytest
 
 from hvd_ray.cli import main
 from hvd_ray.config import Config
+from hvd_ray.home import file_lock
 from hvd_ray.payoff.predictor import MlpPredictor
 from hvd_ray.tracking import resolve_predictor
 from tests.unit.payoff.label_tables import label_table, write_labels
@@ -229,6 +230,28 @@ def test_labels_that_cannot_teach_are_refused(
 ) -> None:
     folder = write_labels(tmp_path / "labels", label_table(300, **changes))
     assert says in refused(capsys, folder)
+
+
+def test_labels_that_are_not_all_there_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_labels(tmp_path / "labels", label_table(300))
+    manifest = {"complete": False, "settings": {}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "not finished; type the same `hvd traces label`" in refused(capsys, folder)
+    manifest = {"complete": True, "settings": {}, "result": {"positions": 1300}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "holds 300 of the 1,300 positions" in refused(capsys, folder)
+
+
+def test_two_trainings_into_one_folder_do_not_mix(
+    labels: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with file_lock(tmp_path / "p"):
+        assert "another training is writing there" in refused(
+            capsys, labels, "--out", tmp_path / "p", "tracking.uri=none"
+        )
+    assert not (tmp_path / "p").exists()
 
 
 def test_nothing_but_a_predictor_is_overwritten(

@@ -42,6 +42,17 @@ def test_json_and_measured_tables_are_read_alike(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("slim_ms", "said"),
+    [((1.0,), "1 slim_ms for 2 row counts"), ((1.0, float("nan")), "above 0"), ((), "0 slim_ms")],
+)
+def test_times_of_a_slim_model_are_held_to_the_same(tmp_path, slim_ms, said):
+    key = CostKey(model="m", dtype="bfloat16", engine="torch", device="a CPU", num_threads=2)
+    costs = CostFile(key=key, rows=(1, 2), verify_ms=(1.0, 3.0), slim="abc", slim_ms=slim_ms)
+    with pytest.raises(UserError, match=said):
+        write_costs(tmp_path / "cpu.json", costs)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("name: x\nrows: [1]\nverify_ms: [1]\nspeed: 3", "speed"),

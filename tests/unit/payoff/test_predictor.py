@@ -201,6 +201,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "trained on other features: feature version 99, expected",
     ),
     "not finite": (lambda p: edit_weights(p, **{"layers.2.bias_O": NAN_BIAS}), "not finite"),
+    "overflowing": (
+        lambda p: edit_weights(p, **{"layers.2.bias_O": np.full(1, 3e38, np.float32)}),
+        "they overflow",
+    ),
     "wrong shape": (
         lambda p: edit_weights(p, **{"layers.1.bias_O": np.zeros(7, np.float32)}),
         "shape",

@@ -209,3 +209,13 @@ def test_the_ramp_is_a_colour_everywhere(share: float) -> None:
 )  # fmt: skip
 def test_figures_are_short(value: float, words: str) -> None:
     assert short(value) == words
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": None}, {"trials": [1, 2]}, {"best": None}, {"curves": "none"}]
+)
+def test_a_damaged_result_is_one_line_and_no_page(tmp_path: Path, change: dict[str, Any]) -> None:
+    damaged = {k: v for k, v in {**RESULT, **change}.items() if v is not None}
+    with pytest.raises(UserError, match="its result is damaged"):
+        write_page(tmp_path / "sweep.html", damaged)
+    assert not (tmp_path / "sweep.html").exists()

@@ -220,6 +220,17 @@ def test_under_hvd_cost_a_challenger_without_a_curve_stays(
     )
 
 
+def test_a_curve_is_not_lost_by_a_promotion(
+    config: Config, register: Register, options: PromoteOptions
+) -> None:
+    """However they compare by `hvd_tau`: `hvd_cost` could be served no more."""
+    register(constant(NEVER, num_outputs=64), "champion")
+    register(constant(ALWAYS), "challenger")
+    outcome = promote(options, config, progress=Silent())
+    assert not outcome.is_promoted
+    assert "needs a survival curve" in outcome.reason
+
+
 def test_a_policy_that_asks_no_predictor_is_refused(config: Config, register: Register) -> None:
     policy = config.policy.model_copy(update={"name": "suffix"})
     register(constant(NEVER), "challenger")
