@@ -14,6 +14,7 @@ import typer
 
 from hvd_ray.commands.train_labels import noted, read_labels_dir
 from hvd_ray.errors import UserError
+from hvd_ray.shipped import shipped_folder
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -292,6 +293,19 @@ def _show(answer: Mapping[str, Any], rows: Sequence[QualityRow]) -> None:
     print(f"predictor: {answer['predictor']}")
     if answer["registered"] is not None:
         print(f"registered: {answer['registered']} as {answer['alias']}")
+    for note in _consequences(answer):
+        print(note)
+
+
+def _consequences(answer: Mapping[str, Any]) -> Iterator[str]:
+    """What a new predictor changes that its user may not expect."""
+    model = str(answer["training"]["provenance"]["config"]["model"])
+    if answer["alias"] == "champion":
+        shipped = shipped_folder(model, "payoff")
+        instead = "" if shipped is None else f" instead of the shipped one ({shipped})"
+        yield f"it decides from now on{instead}; policy.predictor=FOLDER names another"
+    if answer["training"]["kind"] == "mlp" and answer["alias"] is not None:
+        yield "it gives no survival curve, which hvd_cost needs: --kind survival makes one"
 
 
 def _table(training: Mapping[str, Any], rows: Sequence[QualityRow]) -> Any:

@@ -232,6 +232,17 @@ def test_labels_that_cannot_teach_are_refused(
     assert says in refused(capsys, folder)
 
 
+def test_it_says_what_a_first_predictor_changes(
+    labels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hvd("train", labels, *QUICK, "--kind", "mlp") == 0
+    said = capsys.readouterr().out
+    assert "it decides from now on instead of the shipped one (" in said
+    assert "which hvd_cost needs: --kind survival" in said
+    assert hvd("train", labels, *QUICK, "--kind", "survival") == 0
+    assert "from now on" not in capsys.readouterr().out, "a challenger changes nothing"
+
+
 def test_labels_that_are_not_all_there_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
