@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
-from time import perf_counter_ns
+from time import perf_counter_ns, process_time
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,9 +24,10 @@ from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.payoff.estimator import PredictorEstimator
 from hvd_ray.payoff.features import NUM_FEATURES, FeatureExtractor
 from hvd_ray.payoff.network import Network
-from hvd_ray.payoff.policy import Candidates, ThresholdPolicy
+from hvd_ray.payoff.policy import Candidates, Policy, ThresholdPolicy
 from hvd_ray.payoff.predictor import MlpPredictor, PayoffPredictor, PredictorCard
 from hvd_ray.traces.label import label_rate
+from hvd_ray.traces.replay import replay
 from hvd_ray.traces.schema import Trace
 from hvd_ray.traces.walk import Walk
 from hvd_ray.types import Float32Array, SamplingParams
@@ -48,6 +49,8 @@ DEFINITIONS = {
     "the joint policy asks.",
     "observe_us": "median time to add one committed token to history and cache.",
     "label_positions_per_second_per_core": "positions labelled by replay, features included.",
+    "replay_positions_per_second_per_core": "positions that decoding under the policy would visit, "
+    "replayed; reading prompts counts as time.",
 }
 
 
@@ -98,7 +101,11 @@ def micro_figures(
     finally:
         gc.enable()
     rate = _label_rate(traces, extractor, config)
-    return {**_summary(clock), "label_positions_per_second_per_core": round(rate)}
+    return {
+        **_summary(clock),
+        "label_positions_per_second_per_core": round(rate),
+        "replay_positions_per_second_per_core": round(_replay_rate(traces, policy, config)),
+    }
 
 
 def _summary(clock: _Clock) -> dict[str, Any]:
@@ -225,6 +232,13 @@ def _as_trace(text: Sequence[int], number: int) -> Trace:
 
 def _label_rate(traces: Sequence[Trace], extractor: FeatureExtractor, config: Config) -> float:
     return label_rate(traces, drafter_config=config.drafting.suffix, extractor=extractor)
+
+
+def _replay_rate(traces: Sequence[Trace], policy: Policy, config: Config) -> float:
+    drafter = SuffixDrafter(config.drafting.suffix)
+    started = process_time()
+    num_visited = sum(len(replay(trace, policy, drafter=drafter).steps) for trace in traces)
+    return num_visited / (process_time() - started)
 
 
 def untrained_predictor(*, num_hidden: int = 256, num_layers: int = 2) -> MlpPredictor:

@@ -364,7 +364,8 @@ def _answer_micro(figures: dict[str, Any], *, as_json: bool, out: Path | None) -
         "observe",
     ):
         print(f"{name:15} {_in_us(figures[f'{name}_us'])}")
-    print(f"labelling       {figures['label_positions_per_second_per_core']:,} positions/s a core")
+    for name, word in (("label", "labelling"), ("replay", "replay")):
+        print(f"{word:16}{figures[f'{name}_positions_per_second_per_core']:,} positions/s a core")
     print(f"predictor       {figures['provenance']['predictor']}")
     if out is not None:
         print(f"written: {out}")
