@@ -21,10 +21,6 @@ outputs reads the g-th part of its inputs alone, as in networks that stand side 
 """
 
 
-_LARGEST = 1e12
-"""Weights, bounds of features; products of a whole row stay within float32."""
-
-
 class Network:
     """ReLU layers over features clipped to the range that training saw.
 
@@ -108,8 +104,21 @@ class Network:
                 raise UserError(f"tensor {name} is {values.dtype}, expected float32")
             if not np.isfinite(values).all():
                 raise UserError(f"tensor {name} holds values that are not finite")
-            if values.size and np.abs(values).max() > _LARGEST:
-                raise UserError(f"tensor {name} holds values above {_LARGEST:g}: they overflow")
+        self._check_sums()
+
+    def _check_sums(self) -> None:
+        """No features within their bounds may drive a sum beyond float32: it would answer NaN."""
+        most_I = np.maximum(np.abs(self.low_F), np.abs(self.high_F)).astype(np.float64)
+        for index, (weight_IO, bias_O) in enumerate(self.layers):
+            size_IO = np.abs(weight_IO, dtype=np.float64)
+            num_groups = len(most_I) // len(weight_IO)
+            groups = zip(
+                np.split(most_I, num_groups), np.split(size_IO, num_groups, 1), strict=True
+            )
+            most_I = np.concatenate([part_I @ part_IO for part_I, part_IO in groups])
+            most_I += np.abs(bias_O)
+            if most_I.max(initial=0.0) > np.finfo(np.float32).max:
+                raise UserError(f"layer {index} has weights so large that its sums overflow")
 
 
 def folded(

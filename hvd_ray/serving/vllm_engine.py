@@ -29,7 +29,6 @@ class VllmReplica:
         self._server, self._app = server, app
         self._num_requests = 0
         self._refused: str | None = None
-        self._is_alive = True
         length: int = server.engine._engine_client.model_config.max_model_len
         root = resolve_model(config.model).path_or_id
         self.facts = ReplicaFacts(
@@ -50,13 +49,18 @@ class VllmReplica:
         await server.start()
         return cls(config, hot, server, await server.__serve_build_asgi_app__())
 
+    @property
+    def _is_dead(self) -> bool:
+        """Whether the process with the model has ended; vLLM knows at once."""
+        return bool(self._server.engine._engine_client.errored)
+
     async def relay(self, call: RelayCall) -> AsyncGenerator[RelayEvent | Failure, None]:
         """vLLM's answer as it comes; above capacity, or without an engine, a refusal at once."""
         limit = self._hot.limits.max_requests
         if call.method == "POST" and self._num_requests >= limit:
             yield Failure("busy", f"this replica is full ({limit} requests); try again later")
             return
-        if self._server.engine._engine_client.errored:  # vLLM itself would answer 500
+        if self._is_dead:  # vLLM itself would answer 500
             message = "vLLM's engine has ended; another one is being started, try again later"
             yield Failure("dead", message, code="engine_dead", retry_after_s=30.0)
             return
@@ -85,7 +89,7 @@ class VllmReplica:
     async def state(self) -> ReplicaState:
         return ReplicaState(
             self.facts,
-            is_alive=self._is_alive,
+            is_alive=not self._is_dead,
             num_running=self._num_requests,
             policy=policy_name(self._arguments),
             refused=self._refused,
@@ -93,11 +97,7 @@ class VllmReplica:
 
     async def check_health(self) -> None:
         """Raises where the engine has died."""
-        try:
-            await self._server.check_health()
-        except BaseException:
-            self._is_alive = False
-            raise
+        await self._server.check_health()
 
     async def reconfigure(self, tree: dict[str, Any]) -> bool:
         """Limits change; the policy is the engine's for its life."""

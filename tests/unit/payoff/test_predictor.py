@@ -202,8 +202,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "not finite": (lambda p: edit_weights(p, **{"layers.2.bias_O": NAN_BIAS}), "not finite"),
     "overflowing": (
-        lambda p: edit_weights(p, **{"layers.2.bias_O": np.full(1, 3e38, np.float32)}),
-        "they overflow",
+        lambda p: edit_weights(
+            p, **{"layers.1.weight_IO": load_file(p / WEIGHTS_FILE)["layers.1.weight_IO"] * 1e37}
+        ),
+        "layer 1 has weights so large that its sums overflow",
     ),
     "wrong shape": (
         lambda p: edit_weights(p, **{"layers.1.bias_O": np.zeros(7, np.float32)}),

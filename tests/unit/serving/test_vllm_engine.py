@@ -26,6 +26,7 @@ def test_without_its_engine_it_says_when_to_come_again(replica: VllmReplica) -> 
         call = RelayCall("POST", "/v1/completions", {}, b"{}")
         return [event async for event in replica.relay(call)]
 
+    assert not asyncio.run(replica.state()).is_alive
     (failure,) = asyncio.run(answers())
     assert isinstance(failure, Failure)
     error = from_failure(failure)
