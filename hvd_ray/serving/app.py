@@ -149,6 +149,10 @@ class VllmDeployment:
     async def fields(self) -> Mapping[str, frozenset[str]]:
         return await self._served.fields()
 
+    async def exposition(self) -> tuple[str, str]:
+        """This replica's name and its figures."""
+        return serve.get_replica_context().replica_id.unique_id, await self._served.exposition()
+
     async def check_health(self) -> None:
         """Serve replaces a replica whose check fails."""
         if self._replica is not None:

@@ -79,13 +79,23 @@ class HandleBackend:
 
     async def state(self) -> ReplicaState:
         """All replicas together; one that does not answer in time is left out."""
-        response = self.handle.broadcast("state")
-        try:
-            found = await response.results_async(timeout_s=STATE_TIMEOUT_S, return_exceptions=True)
-        except (TimeoutError, RayActorError, DeploymentUnavailableError):
-            found = []
-        states = [state for state in found if isinstance(state, ReplicaState)]
+        states = [found for found in await self._all("state") if isinstance(found, ReplicaState)]
         return together(states) if states else await self._state_soon()
+
+    async def expositions(self) -> Mapping[str, str]:
+        """The figures of each replica that answers in time, by its name."""
+        return dict(found for found in await self._all("exposition") if isinstance(found, tuple))
+
+    async def _all(self, method: str) -> list[Any]:
+        """What every replica answers, or the exception that it ended with."""
+        response = self.handle.broadcast(method)
+        try:
+            found: list[Any] = await response.results_async(
+                timeout_s=STATE_TIMEOUT_S, return_exceptions=True
+            )
+        except (TimeoutError, RayActorError, DeploymentUnavailableError):
+            return []
+        return found
 
     async def _state_soon(self) -> ReplicaState:
         """That of the next replica to be there: none is listed while it takes new settings on."""

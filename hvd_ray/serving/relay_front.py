@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from hvd_ray.serving.api_error import ApiError, bad_request, from_failure
 from hvd_ray.serving.calls import MODES, Failure, ReplicaState
 from hvd_ray.serving.exchange import unless_gone
+from hvd_ray.serving.expositions import merged
 from hvd_ray.serving.front import Front, request_id_of
 from hvd_ray.serving.openapi import description
 from hvd_ray.serving.protocol import read_object
@@ -53,6 +55,10 @@ class RelayBackend(Protocol):
 
     async def fields(self) -> Mapping[str, frozenset[str]]:
         """The body's fields that each path knows."""
+        ...
+
+    async def expositions(self) -> Mapping[str, str]:
+        """The Prometheus text of each replica that answers, by its name."""
         ...
 
 
@@ -94,18 +100,19 @@ class RelayFront(Front):
         return {path: known.get(path, frozenset()) | OURS for path in paths}
 
     async def show_metrics(self, request: Request) -> Response:
-        """vLLM's own figures of one replica, and what the front counts."""
+        """vLLM's own figures of every replica, and what the front counts."""
         ours = await Front.show_metrics(self, request)
-        head, body = await self._whole_body(RelayCall("GET", "/metrics", {}))
         kept = [line for line in bytes(ours.body).splitlines() if _OURS_ALONE.search(line)]
-        text = body if head.status == 200 else b""
-        return Response(text + b"\n".join(kept) + b"\n", media_type="text/plain; version=0.0.4")
+        theirs = merged(await self._relays.expositions()).encode()
+        return Response(theirs + b"\n".join(kept) + b"\n", media_type="text/plain; version=0.0.4")
 
     async def _passes(self) -> dict[str, int]:
-        """Of one replica; the front sees none of them itself."""
-        _, body = await self._whole_body(RelayCall("GET", "/metrics", {}))
-        found = _STEPS.findall(body.decode(errors="replace"))
-        return {source: round(float(number)) for source, number in found}
+        """Of all replicas that live; the front sees none of them itself."""
+        passes: Counter[str] = Counter()
+        for text in (await self._relays.expositions()).values():
+            for source, number in _STEPS.findall(text):
+                passes[source] += round(float(number))
+        return dict(passes)
 
     async def _pass(self, request: Request, path: str) -> Response:
         tenant = self._tenant(request)
@@ -180,15 +187,6 @@ class RelayFront(Front):
         return StreamingResponse(
             parts, status_code=head.status, media_type=head.content_type, headers=headers
         )
-
-    async def _whole_body(self, call: RelayCall) -> tuple[RelayHead, bytes]:
-        head, parts = RelayHead(503, ""), []
-        async for event in self._relays.relay(call):
-            if isinstance(event, RelayHead):
-                head = event
-            elif isinstance(event, bytes):
-                parts.append(event)
-        return head, b"".join(parts)
 
 
 async def _parts(

@@ -134,6 +134,12 @@ def test_the_state_is_of_all_replicas_together() -> None:
     assert not state_of(dead).is_alive
 
 
+def test_the_figures_are_of_every_replica_that_answers() -> None:
+    handle: Any = FakeBroadcast(("a", "x 1\n"), ActorDiedError(), ("b", "x 2\n"))
+    found = asyncio.run(HandleBackend(handle).expositions())
+    assert found == {"a": "x 1\n", "b": "x 2\n"}
+
+
 def test_a_replica_that_takes_settings_on_is_waited_for() -> None:
     soon = ReplicaState(FACTS, is_alive=True, policy="suffix")
     assert asyncio.run(HandleBackend(FakeBroadcast(soon=soon)).state()) == soon  # type: ignore[arg-type]

@@ -57,7 +57,8 @@ class Upstream:
             self.left.set()
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
-        steps = 'hvd_steps_total{model_name="m",source="suffix"} 7.0\n'
+        kind = "# TYPE hvd_steps_total counter\n"
+        steps = kind + 'hvd_steps_total{model_name="m",source="suffix"} 7.0\n'
         return PlainTextResponse("vllm:spec_decode_num_drafts_total 3.0\n" + steps)
 
     def app(self) -> Starlette:
@@ -84,6 +85,12 @@ class Backend:
 
     async def state(self) -> ReplicaState:
         return ReplicaState(FACTS, is_alive=True)
+
+    async def expositions(self) -> dict[str, str]:
+        call = RelayCall("GET", "/metrics", {})
+        events = [event async for event in relayed(self._app, call)]
+        text = b"".join(event for event in events if isinstance(event, bytes)).decode()
+        return {"one": text, "two": text.replace("7.0", "5.0")}
 
 
 @pytest.fixture
@@ -181,10 +188,11 @@ def test_full_is_429_and_slow_is_408(client: TestClient, backend: Backend) -> No
 def test_metrics_are_vllms_and_ours(client: TestClient) -> None:
     ask(client, foo=1)
     text = client.get("/metrics").text
-    assert "vllm:spec_decode_num_drafts_total 3.0" in text
-    assert text.count("vllm:spec_decode_num_drafts_total") == 1
+    for replica in ("one", "two"):
+        assert f'vllm:spec_decode_num_drafts_total{{replica="{replica}"}} 3.0' in text
+    assert text.count("# TYPE hvd_steps_total counter") == 1
     assert "hvd_rejected_requests_total" in text
-    assert client.get("/ui/state").json()["passes"] == {"suffix": 7}
+    assert client.get("/ui/state").json()["passes"] == {"suffix": 12}
 
 
 def test_leaving_a_stream_reaches_the_application() -> None:
