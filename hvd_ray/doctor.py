@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from hvd_ray.config import DEFAULT_MODEL
+from hvd_ray.errors import UserError
 from hvd_ray.fetch import is_present
 from hvd_ray.home import calibration_dir, hvd_home
 
@@ -134,12 +135,26 @@ def _default_model() -> Iterator[Finding]:
 
 
 def _costs() -> Iterator[Finding]:
-    """Whether this machine was calibrated; which model and dtype a table is for is in the table."""
-    num_tables = len(list(calibration_dir().glob("*.json")))
-    if num_tables:
-        yield Finding("cost tables", "ok", f"{num_tables} in {calibration_dir()}")
-    else:
+    """Whether this machine was calibrated, undisturbed; what a table is for is in the table."""
+    from hvd_ray.payoff.cost_file import CALM_SPREAD, read_costs
+
+    tables = sorted(calibration_dir().glob("*.json"))
+    if not tables:
         yield Finding("cost tables", "warn", "none yet; hvd_cost needs one", "hvd calibrate")
+        return
+    yield Finding("cost tables", "ok", f"{len(tables)} in {calibration_dir()}")
+    for path in tables:
+        try:
+            costs = read_costs(path)
+        except UserError as error:
+            yield Finding("cost tables", "warn", str(error), f"rm {path}; hvd calibrate")
+            continue
+        if costs.spread > CALM_SPREAD:
+            detail = (
+                f"{path.name} was measured beside other work (repeats {costs.spread:.0%} apart)"
+            )
+            remedy = f"hvd calibrate dtype={costs.key.dtype}, with nothing else running"
+            yield Finding("cost tables", "warn", detail, remedy)
 
 
 def _slow_downs() -> Iterator[Finding]:

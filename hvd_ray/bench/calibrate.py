@@ -23,9 +23,6 @@ CONTEXT_LEN = 512
 NUM_REPEATS = 15
 NUM_LOOKUPS = 200
 
-CALM_SPREAD = 0.25
-"""Above this the repeats disagree so much that something else must have been running."""
-
 
 @dataclass(frozen=True, slots=True)
 class VerifyTimes:

@@ -70,9 +70,9 @@ def calibrate(
 
 def _measure(config: Config, num_repeats: int) -> CostFile:
     """Measure; if something disturbed it, once more, and keep the calmer of the two."""
-    from hvd_ray.bench.calibrate import CALM_SPREAD
     from hvd_ray.bench.costs import measure_costs
     from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.payoff.cost_file import CALM_SPREAD
     from hvd_ray.systems import load_engine
 
     with shown_progress("repeats") as progress:
@@ -91,21 +91,19 @@ def _measure(config: Config, num_repeats: int) -> CostFile:
         progress.stage(f"loading {config.model} ({config.dtype})")
         engine, codec = load_engine(config)
         costs = measure("target passes")
-        if _spread(costs) > CALM_SPREAD:
+        if costs.spread > CALM_SPREAD:
             progress.stage("the repeats disagree; measuring once more")
-            costs = min(costs, measure("target passes, again"), key=_spread)
+            costs = min(
+                costs, measure("target passes, again"), key=lambda measured: measured.spread
+            )
     return costs
-
-
-def _spread(costs: CostFile) -> float:
-    return float(costs.provenance["spread"])
 
 
 def _show(costs: CostFile, path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hvd_ray.bench.calibrate import CALM_SPREAD
+    from hvd_ray.payoff.cost_file import CALM_SPREAD
 
     console = Console()
     key = costs.key
@@ -126,9 +124,9 @@ def _show(costs: CostFile, path: Path) -> None:
     for source, token_ms in costs.draft_token_ms.items():
         console.print(f"and for each token: {source} {token_ms:.3f} ms", highlight=False)
     console.print(f"written: {path}", soft_wrap=True, highlight=False)
-    if _spread(costs) > CALM_SPREAD:
+    if costs.spread > CALM_SPREAD:
         console.print(
-            f"Careful: repeats differ by {_spread(costs):.0%} of their median, twice over. "
+            f"Careful: repeats differ by {costs.spread:.0%} of their median, twice over. "
             "Something else is running; measure again on a quiet machine.",
             highlight=False,
         )

@@ -20,6 +20,8 @@ from hvd_ray.versioned_json import read_versioned
 
 FORMAT_VERSION = 1
 MEASURE = "measure one with `hvd calibrate`"
+CALM_SPREAD = 0.25
+"""Above this the repeats disagree so much that something else must have been running."""
 
 
 class CostKey(BaseModel):
@@ -51,6 +53,11 @@ class CostFile(BaseModel):
     slim_ms: tuple[float, ...] = ()
     """One time of a slim pass for each entry of `rows`."""
     provenance: dict[str, Any] = {}
+
+    @property
+    def spread(self) -> float:
+        """How far the repeats of a pass lay apart, over their median; 0 where nobody said."""
+        return float(self.provenance.get("spread", 0.0))
 
     def table(self) -> RowCosts:
         """The costs.

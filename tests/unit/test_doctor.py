@@ -8,6 +8,7 @@ import pytest
 
 from hvd_ray import cli, doctor
 from hvd_ray.doctor import Finding, ImportProbe, examine
+from hvd_ray.payoff.cost_file import CostFile, CostKey, write_costs
 
 
 @pytest.fixture
@@ -44,6 +45,26 @@ def test_this_machine_is_usable(capsys: pytest.CaptureFixture[str]) -> None:
 def test_looking_makes_nothing(hvd_home: Path) -> None:
     assert found("HVD_HOME").status == "ok"
     assert not hvd_home.exists()
+
+
+@pytest.mark.parametrize(("spread", "status"), [(0.04, "ok"), (0.9, "warn")])
+def test_a_cost_table_measured_beside_other_work_is_named(
+    hvd_home: Path, spread: float, status: str
+) -> None:
+    key = CostKey(model="m", dtype="float32", engine="torch", device="cpu", num_threads=2)
+    costs = CostFile(key=key, rows=(1, 2), verify_ms=(1.0, 2.0), provenance={"spread": spread})
+    write_costs(hvd_home / "calibration" / "torch-float32-x.json", costs)
+    told = [finding for finding in examine() if finding.name == "cost tables"][-1]
+    assert told.status == status
+    assert ("dtype=float32" in told.remedy) == (status == "warn")
+
+
+def test_a_damaged_cost_table_is_named(hvd_home: Path) -> None:
+    (hvd_home / "calibration").mkdir(parents=True)
+    (hvd_home / "calibration" / "broken.json").write_text("{", encoding="utf-8")
+    told = [finding for finding in examine() if finding.name == "cost tables"][-1]
+    assert told.status == "warn"
+    assert "broken.json" in told.detail
 
 
 @pytest.mark.usefixtures("hvd_home")
