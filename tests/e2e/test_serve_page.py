@@ -1,89 +1,23 @@
 """The page at /ui in a real browser, over a toy: colours, cycles, speed, errors, keys."""
 
 import asyncio
-import json
-import shutil
-import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import uvicorn
 
 from hvd_ray.serving.auth import ApiKeys
 from hvd_ray.serving.front import Front
+from tests.browser import BROWSER, Page, opened
 from tests.unit.serving.conftest import make_replica
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-         "--remote-debugging-port=0", "--no-first-run", "about:blank")  # fmt: skip
 KEY = "page-key-0123456789abcdef"
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium: apt install chromium")
-
-
-class Page:
-    """A tab, spoken to by the browser's own protocol."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
-        self._next = 0
-        self.faults: list[str] = []
-
-    async def send(self, method: str, **params: Any) -> Any:
-        self._next += 1
-        await self._socket.send_json({"id": self._next, "method": method, "params": params})
-        while True:
-            message = json.loads((await self._socket.receive()).data)
-            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
-                self.faults.append(json.dumps(message["params"]))
-            if message.get("id") == self._next:
-                return message["result"]
-
-    async def value(self, expression: str) -> Any:
-        found = await self.send("Runtime.evaluate", expression=expression, returnByValue=True)
-        return found["result"].get("value")
-
-    async def until(self, expression: str) -> Any:
-        deadline = time.monotonic() + 30
-        while not (found := await self.value(expression)):
-            assert time.monotonic() < deadline, f"never: {expression}"
-            await asyncio.sleep(0.05)
-        return found
-
-
-@asynccontextmanager
-async def opened(url: str, profile: Path) -> AsyncIterator[Page]:
-    assert BROWSER is not None
-    command = [BROWSER, f"--user-data-dir={profile}", *FLAGS]
-    browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        port_file = profile / "DevToolsActivePort"
-        for _ in range(600):
-            if port_file.exists() and len(port_file.read_text().split()) == 2:
-                break
-            await asyncio.sleep(0.05)
-        base = f"http://127.0.0.1:{port_file.read_text().split()[0]}"
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"{base}/json") as answer:
-                tab = next(tab for tab in await answer.json() if tab["type"] == "page")
-            async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                page = Page(socket)
-                for domain in ("Page", "Runtime", "Log"):
-                    await page.send(f"{domain}.enable")
-                await page.send("Page.navigate", url=url)
-                await page.until("document.readyState === 'complete'")
-                yield page
-    finally:
-        browser.terminate()
-        browser.wait(10)
 
 
 @pytest.fixture
