@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -22,7 +23,7 @@ def document(title: str, *sections: Markup, lead: str = "") -> str:
 
 
 def section(heading: str, *parts: Markup, caption: str = "") -> Markup:
-    words = f"<p>{escape(caption)}</p>" if caption else ""
+    words = f"<p>{_words(caption)}</p>" if caption else ""
     inside = "".join(part.html for part in parts)
     return Markup(f"<section><h2>{escape(heading)}</h2>{words}{inside}</section>")
 
@@ -55,11 +56,11 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]], *, marked: str = "
 
 
 def bullets(lines: Sequence[str]) -> Markup:
-    return Markup("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>")
+    return Markup("<ul>" + "".join(f"<li>{_words(line)}</li>" for line in lines) + "</ul>")
 
 
 def paragraph(words: str) -> Markup:
-    return Markup(f"<p>{escape(words)}</p>")
+    return Markup(f"<p>{_words(words)}</p>")
 
 
 def code(text: str) -> Markup:
@@ -68,6 +69,11 @@ def code(text: str) -> Markup:
 
 def side_by_side(*parts: Markup) -> Markup:
     return Markup(f"<div class=panels>{''.join(part.html for part in parts)}</div>")
+
+
+def _words(text: str) -> str:
+    """Escaped; what stands between backticks, as the same line has it in a terminal, is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _cell(tag: str, words: str, index: int) -> str:
@@ -114,6 +120,7 @@ th { text-align: left; border-bottom: 2px solid var(--muted); padding: 4px 10px 
 td { border-bottom: 1px solid var(--grid); padding: 3px 10px 3px 0; white-space: nowrap; }
 td.num, th.num { text-align: right; font-variant-numeric: tabular-nums; }
 tr.best td { font-weight: 600; background: var(--best); }
+code { background: var(--box); border-radius: 4px; padding: 1px 4px; font-size: 0.9em; }
 pre { background: var(--box); border: 1px solid var(--grid); border-radius: 6px; padding: 10px 12px;
   overflow-x: auto; font-size: 12.5px; white-space: pre-wrap; overflow-wrap: anywhere; }
 @media print {

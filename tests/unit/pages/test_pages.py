@@ -2,7 +2,7 @@
 
 import re
 
-from hvd_ray.pages.document import bullets, code, document, section, table, tiles
+from hvd_ray.pages.document import bullets, code, document, paragraph, section, table, tiles
 from hvd_ray.pages.plots import INK, inline_svg, legend, new_figure
 
 EVIL = '<script>alert("x")</script>'
@@ -17,6 +17,13 @@ def test_text_is_escaped_everywhere():
     )
     assert "<script>" not in page
     assert page.count("&lt;script&gt;") == 11
+
+
+def test_words_between_backticks_are_code():
+    line = f"type `hvd {EVIL}`, or ` alone"
+    for shown in (bullets([line]), paragraph(line), section("s", caption=line)):
+        assert "<code>hvd &lt;script&gt;" in shown.html
+        assert shown.html.count("<code>") == 1
 
 
 def test_a_page_fetches_nothing_and_has_dark_and_print_styles():
