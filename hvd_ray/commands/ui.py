@@ -39,24 +39,24 @@ def ui(
 ) -> None:
     """Show runs and registered predictors in the browser; Ctrl-C ends it."""
     from hvd_ray.config import load_config
-    from hvd_ray.tracking import OFF, tracking_uri
+    from hvd_ray.tracking import OFF, prepare_store, runs_page, tracking_uri
 
-    uri = tracking_uri(load_config(config, settings or ()))
+    loaded = load_config(config, settings or ())
+    uri = tracking_uri(loaded)
     if uri == OFF:
         raise UserError("there is nothing to show: tracking is off (tracking.uri=none)")
     if uri.startswith(("http://", "https://", "databricks")):
         print(f"runs are kept by a server with pages of its own: open {_public(uri)}")
         return
     _check_free(host, port)
-    _serve(uri, host, port)
+    prepare_store(uri)
+    _serve(uri, host, port, runs=runs_page(uri, loaded.tracking.experiment))
 
 
-def _serve(uri: str, host: str, port: int) -> None:
+def _serve(uri: str, host: str, port: int, *, runs: str | None) -> None:
     """Run MLflow's server until it is told to end."""
     from hvd_ray.home import ensure_dir, tracking_dir
-    from hvd_ray.tracking import prepare_store
 
-    prepare_store(uri)
     log = ensure_dir(tracking_dir()) / "ui.log"
     with _ended_by_signals(), log.open("w") as output:
         server = subprocess.Popen(
@@ -69,7 +69,10 @@ def _serve(uri: str, host: str, port: int) -> None:
         try:
             print(f"starting MLflow on {_public(uri)}", file=sys.stderr)
             _wait_until_up(server, host, port, log)
-            print(f"MLflow is on http://{_address(host)}:{port} (Ctrl-C ends it)", flush=True)
+            url = f"http://{_address(host)}:{port}"
+            print(f"MLflow is on {url} (Ctrl-C ends it)", flush=True)
+            if runs is not None:
+                print(f"the runs: {url}/{runs}", flush=True)
             code = server.wait()
             raise UserError(f"the MLflow server ended by itself (exit code {code}); see {log}")
         except KeyboardInterrupt:

@@ -14,7 +14,13 @@ from hvd_ray.tracking.registry import (
     resolve_predictor,
 )
 from hvd_ray.tracking.runs import MlflowTracker, NullTracker, Tracker, open_tracker, tracked
-from hvd_ray.tracking.store import OFF, artifact_location, prepare_store, tracking_uri
+from hvd_ray.tracking.store import (
+    OFF,
+    artifact_location,
+    prepare_store,
+    runs_page,
+    tracking_uri,
+)
 
 __all__ = [
     "CHALLENGER",
@@ -30,6 +36,7 @@ __all__ = [
     "register_predictor",
     "registered_name",
     "resolve_predictor",
+    "runs_page",
     "tracked",
     "tracking_uri",
 ]

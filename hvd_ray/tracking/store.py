@@ -109,6 +109,19 @@ def find_experiment(store: Store, name: str) -> str:
     return str(experiment.experiment_id)
 
 
+def runs_page(uri: str, experiment: str) -> str | None:
+    """Where below its address MLflow shows our runs, None before the first one.
+
+    By itself it opens on its pages for chats, on which there is nothing of ours.
+    """
+    store = open_store(uri)
+    with store.readable_errors():
+        found = store.client.get_experiment_by_name(experiment)
+    if found is None:
+        return None
+    return f"#/experiments/{found.experiment_id}/runs?workflowType=machine_learning"
+
+
 def artifact_location(uri: str) -> str | None:
     """Where the files of runs go; a server decides that for itself."""
     if uri.startswith(("http://", "https://", "databricks")):

@@ -22,6 +22,7 @@ from hvd_ray.tracking import (
     register_predictor,
     registered_name,
     resolve_predictor,
+    runs_page,
     tracked,
     tracking_uri,
 )
@@ -87,6 +88,16 @@ def test_a_run_keeps_what_it_is_told(home: Path, tmp_path: Path) -> None:
     (kept,) = (home / "tracking").rglob("table.txt")
     assert kept.parent.name == "report"
     assert kept.read_text() == "42"
+
+
+def test_the_runs_have_a_page_once_there_are_some() -> None:
+    config = config_of(experiment="of its own")
+    uri, name = tracking_uri(config), config.tracking.experiment
+    assert runs_page(uri, name) is None
+    with tracked(config, run_name="train") as tracker:
+        pass
+    number = fetched(tracker).info.experiment_id
+    assert runs_page(uri, name) == f"#/experiments/{number}/runs?workflowType=machine_learning"
 
 
 def test_more_params_and_metrics_than_one_call_takes() -> None:

@@ -15,7 +15,7 @@ def no_server(hvd_home: object, monkeypatch: pytest.MonkeyPatch) -> None:  # noq
     monkeypatch.setattr("hvd_ray.commands.ui._serve", _never)
 
 
-def _never(*_arguments: object) -> None:
+def _never(*_arguments: object, **_more: object) -> None:
     raise AssertionError("a server was started")
 
 
