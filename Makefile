@@ -7,7 +7,7 @@ BIN := .venv/bin
 ANY_PYTHON = $(or $(wildcard $(BIN)/python),python3)
 
 .PHONY: help setup demo test check bench conformance load faults chaos gpu-check cases exactness \
-	fuzz soak audit vllm lock
+	fuzz soak audit vllm screens lock
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -68,6 +68,9 @@ audit: setup ## Known holes in the locked packages; asks the OSV database
 vllm: setup ## The plugin in real engines: adapters, shared prefixes, grammars; 10,000 requests
 	$(BIN)/python -m pytest -q tests/e2e/vllm_more.py $(ARGS)
 	$(BIN)/python scripts/vllm_memory.py
+
+screens: setup ## Take the pictures in docs/screens anew, with Chromium; ARGS="files" for some
+	$(BIN)/python -m scripts.screens $(ARGS)
 
 lock: ## Compile the lock files from pyproject.toml (UPGRADE=1: to the newest versions)
 	@PYTHON="$(PYTHON)" UPGRADE="$(UPGRADE)" bash scripts/lock.sh

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
@@ -47,10 +47,10 @@ class CheckError(Exception):
 
 
 @contextmanager
-def served(words: list[str]) -> Iterator[str]:
-    """The address of an `hvd serve` that ends with the block."""
+def served(words: list[str], *, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The address of an `hvd serve` that ends with the block; its environment, None: ours."""
     command = [str(BIN / "hvd"), "serve", "--port", str(free_port()), "--json", *words]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stdout is not None
         place = json.loads(server.stdout.readline())
