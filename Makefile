@@ -69,7 +69,7 @@ vllm: setup ## The plugin in real engines: adapters, shared prefixes, grammars; 
 	$(BIN)/python -m pytest -q tests/e2e/vllm_more.py $(ARGS)
 	$(BIN)/python scripts/vllm_memory.py
 
-screens: setup ## Take the pictures in docs/screens anew, with Chromium; ARGS="files" for some
+screens: setup ## Take the pictures in docs/screens anew, with Chromium; ARGS="--folder DIR" keeps the runs
 	$(BIN)/python -m scripts.screens $(ARGS)
 
 lock: ## Compile the lock files from pyproject.toml (UPGRADE=1: to the newest versions)

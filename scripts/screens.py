@@ -102,10 +102,13 @@ async def _show(page: Page, shot: Shot, height: int) -> None:
 
 
 def keep(name: str, png: bytes) -> None:
-    """Write a picture as small as PNG can have it; one that stays too large is not for the docs."""
+    """Write a picture; one that would be too large for the docs gets fewer colours."""
     path = SCREENS / f"{name}.png"
     path.parent.mkdir(exist_ok=True)
-    Image.open(io.BytesIO(png)).convert("RGB").save(path, optimize=True)
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    image.save(path, optimize=True)
+    if path.stat().st_size > MOST_BYTES:
+        image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path.relative_to(REPO)}: {size / 1000:.0f} kB", flush=True)
     if size > MOST_BYTES:
