@@ -4,7 +4,7 @@
     ray job submit --working-dir . --runtime-env jobs/env/cpu.yaml -- \
         python jobs/report.py /shared/bench.json --out /shared/report
 
-Its flags are those of `hvd report`.
+Its flags are those of `hvd report`; `--replay` and `--transfer` with `--workers N` use the cluster.
 """
 
 from hvd_ray.job import run_job

@@ -87,6 +87,12 @@ def report(
             metavar="DIR|models:/...", help="With --replay. Default: the champion or shipped one."
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Processes for --replay or --transfer, on Ray. Default: this one."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Say in JSON what was written; without --out, the rows.")
     ] = False,
@@ -100,16 +106,33 @@ def report(
             raise UserError(f"{name} goes with --replay only")
     if traces is not None and transfer is None and replay is None:
         raise UserError("--traces is for --transfer and --replay")
+    num_workers = _num_workers(workers, is_spread=replay is not None or transfer is not None)
     if replay is not None:
         from hvd_ray.commands.report_replay import show_replay
 
-        show_replay(replay, traces, costs=costs, predictor=predictor, out=out, as_json=as_json)
+        show_replay(
+            replay,
+            traces,
+            costs=costs,
+            predictor=predictor,
+            num_workers=num_workers,
+            out=out,
+            as_json=as_json,
+        )
     elif sweep is not None:
         _draw_sweep(sweep, as_json=as_json)
     elif transfer is not None:
-        _transfer(transfer, traces, out, as_json=as_json)
+        _transfer(transfer, traces, out, num_workers, as_json=as_json)
     else:
         _report(results or [], out, readme, times, as_json=as_json)
+
+
+def _num_workers(given: int | None, *, is_spread: bool) -> int:
+    if given is not None and not is_spread:
+        raise UserError("--workers goes with --replay and --transfer only")
+    if given is not None and given < 1:
+        raise UserError(f"--workers must be 1 or more, got {given}")
+    return given or 1
 
 
 def _refuse_mixed(
@@ -257,21 +280,23 @@ def _draw_sweep(folder: Path, *, as_json: bool) -> None:
     print(json.dumps(found) if as_json else f"written: {place.page}")
 
 
-def _transfer(labels: Path, traces: Path | None, out: Path | None, *, as_json: bool) -> None:
+def _transfer(
+    labels: Path, traces: Path | None, out: Path | None, num_workers: int, *, as_json: bool
+) -> None:
     from hvd_ray.commands.traces_progress import shown_progress
+    from hvd_ray.commands.workers import bar, started_workers
     from hvd_ray.paper.transfer import read_groups, transfer_json, transfer_markdown, transfer_table
     from hvd_ray.payoff.training_settings import TrainingSettings
     from hvd_ray.provenance import provenance
 
     found, groups = read_groups(labels, traces)
     settings = TrainingSettings(kind="survival")
-    with shown_progress("predictors") as progress:
-        cells = transfer_table(
-            found,
-            groups,
-            settings,
-            on_group=lambda name: progress.stage(f"learning from {name}"),
-        )
+    with (
+        shown_progress("predictors") as progress,
+        started_workers(num_workers, progress) as workers,
+    ):
+        told = bar(progress, "learning from each kind of work")
+        cells = transfer_table(found, groups, settings, workers=workers, on_done=told)
     tree = transfer_json(cells, provenance(labels=labels.name, groups=groups))
     written = [] if out is None else _write_transfer(out, cells, tree)
     if as_json:

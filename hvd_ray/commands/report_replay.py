@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from hvd_ray.errors import UserError
 if TYPE_CHECKING:
     from hvd_ray.config import Config
     from hvd_ray.payoff.quality import ReliabilityBin
+    from hvd_ray.pipelines.shards import RunProgress
     from hvd_ray.tuning.standings import Standing
 
 
@@ -21,6 +22,7 @@ def show_replay(
     *,
     costs: str | None,
     predictor: str | None,
+    num_workers: int,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -33,8 +35,8 @@ def show_replay(
 
     if traces is None:
         raise UserError("--replay needs --traces DIR, the traces that were labelled")
-    with shown_progress("systems") as progress:
-        rows, bins, tree = _replayed(labels, traces, costs, predictor, progress.stage)
+    with shown_progress("pieces") as progress:
+        rows, bins, tree = _replayed(labels, traces, costs, predictor, num_workers, progress)
     written = []
     if out is not None:
         from hvd_ray.tuning.standings_page import write_standings
@@ -53,8 +55,10 @@ def _replayed(
     traces: Path,
     costs: str | None,
     reference: str | None,
-    stage: Callable[[str], None],
+    num_workers: int,
+    progress: RunProgress,
 ) -> tuple[list[Standing], tuple[ReliabilityBin, ...], dict[str, Any]]:
+    from hvd_ray.commands.workers import bar, started_workers
     from hvd_ray.config import Config, DraftingConfig
     from hvd_ray.parts.payoff import find_payoff
     from hvd_ray.payoff.dataset import TEST, label_set
@@ -64,6 +68,7 @@ def _replayed(
     from hvd_ray.pipelines.label import token_classes_of
     from hvd_ray.provenance import provenance
     from hvd_ray.tuning.data import LabelNote, label_table, open_material
+    from hvd_ray.tuning.pieces import look_up_pieces
     from hvd_ray.tuning.pricing import find_pricing
     from hvd_ray.tuning.standings import standings
     from hvd_ray.tuning.standings_page import standings_json
@@ -81,15 +86,16 @@ def _replayed(
             f"predictor {payoff.reference}: gives no survival curve, which hvd_cost needs; "
             "name another with --predictor"
         )
-    stage("looking up the test drafts")
-    test = material.replay_set(material.shards(), lambda trace: trace.split == TEST)
-    if not test.traces:
-        raise UserError(f"{traces}: holds no trace of the test split to replay")
     classes = token_classes_of(material.model, material.tokenizer_sha)
     estimator = PredictorEstimator(payoff.predictor, FeatureExtractor(classes))
-    rows = standings(
-        test, estimator, pricing.table, config, on_system=lambda name: stage(f"replaying {name}")
-    )
+    with started_workers(num_workers, progress) as workers:
+        told = bar(progress, "looking up the test drafts")
+        found = look_up_pieces(material.shards(), suffix, workers=workers, on_done=told)
+        if not found:
+            raise UserError(f"{traces}: holds no trace of the test split to replay")
+        test = material.with_models(found)
+        told = bar(progress, "replaying all systems")
+        rows = standings(test, estimator, pricing.table, config, workers=workers, on_done=told)
     bins = reliability(payoff.predictor, label_set(label_table(labels), split=TEST))
     facts = {"traces_hash": material.note.traces_hash, **pricing.about, **payoff.facts}
     about = provenance(config=config, labels=labels.name, **facts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,9 @@ from hvd_ray.pages.document import Markup, document, section, table
 from hvd_ray.payoff.dataset import Labels, LabelSet, read_labels_table
 from hvd_ray.payoff.features import FEATURE_NAMES, FEATURE_VERSION, SCORE_INDEX
 from hvd_ray.payoff.quality import quality
-from hvd_ray.payoff.training import train_predictor
+from hvd_ray.payoff.training import one_thread, train_predictor
 from hvd_ray.payoff.training_settings import TrainingSettings
+from hvd_ray.pipelines.spread import IN_PROCESS, OnDone, Workers, nobody
 from hvd_ray.traces.store import read_labels, read_traces
 
 EVERYTHING = "all"
@@ -62,7 +63,8 @@ def transfer_table(
     groups: Mapping[str, str],
     settings: TrainingSettings,
     *,
-    on_group: Callable[[str], None] = lambda _name: None,
+    workers: Workers = IN_PROCESS,
+    on_done: OnDone = nobody,
 ) -> list[TransferCell]:
     """Train on each group's train sessions, and on all, and test each on every group.
 
@@ -70,22 +72,38 @@ def transfer_table(
         labels: of several workloads.
         groups: of each workload.
         settings: of the training.
-        on_group: hears of each group that is about to be learned.
+        workers: who trains; how many they are does not change the cells.
+        on_done: hears of each predictor that has been judged.
     """
     train_N, test_N = (_groups_of(part, groups) for part in (labels.train, labels.test))
     names = [name for name in sorted(set(groups.values())) if (test_N == name).any()]
-    cells = []
-    for learned in (*names, EVERYTHING):
-        mask_N = (train_N == learned) | (learned == EVERYTHING)
-        if not mask_N.any():
-            continue
-        on_group(learned)
-        mine = replace(labels, train=labels.train.select(mask_N))
-        predictor = train_predictor(mine, settings).predictor
-        estimate_N = predictor.predict(labels.test.features_NF).expected_B
-        cells += _cells(learned, estimate_N, labels.test, test_N, names, tau=settings.tau)
+    learned = [name for name in names if (train_N == name).any()]
+    shared = _Shared(labels, train_N, test_N, names, settings)
+    rows = workers.map(_row, [*learned, EVERYTHING], shared=shared, on_done=on_done)
     score_N = labels.test.features_NF[:, SCORE_INDEX]
-    return [*cells, *_cells(SCORE, score_N, labels.test, test_N, names, tau=settings.tau)]
+    return [cell for row in (*rows, _cells(SCORE, score_N, shared)) for cell in row]
+
+
+class _Shared(NamedTuple):
+    """What every training and every test needs."""
+
+    labels: Labels
+    train_N: NDArray[np.str_]
+    """The group of each position."""
+    test_N: NDArray[np.str_]
+    names: list[str]
+    settings: TrainingSettings
+
+
+def _row(shared: _Shared, learned: str) -> list[TransferCell]:
+    """Train on one group, or on all, and test on each."""
+    labels = shared.labels
+    mask_N = (shared.train_N == learned) | (learned == EVERYTHING)
+    mine = replace(labels, train=labels.train.select(mask_N))
+    with one_thread():
+        predictor = train_predictor(mine, shared.settings).predictor
+    estimate_N = predictor.predict(labels.test.features_NF).expected_B
+    return _cells(learned, estimate_N, shared)
 
 
 def transfer_json(cells: Sequence[TransferCell], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,19 +147,12 @@ def _groups_of(labels: LabelSet, groups: Mapping[str, str]) -> NDArray[np.str_]:
     return np.array([groups.get(str(name), "") for name in labels.workload_N], dtype=np.str_)
 
 
-def _cells(
-    trained_on: str,
-    estimate_N: Any,
-    test: LabelSet,
-    group_N: NDArray[np.str_],
-    names: Sequence[str],
-    *,
-    tau: float,
-) -> list[TransferCell]:
+def _cells(trained_on: str, estimate_N: Any, shared: _Shared) -> list[TransferCell]:
     cells = []
-    for name in names:
-        mask_N = group_N == name
-        found = quality(estimate_N[mask_N], test.accepted_N[mask_N], tau=tau)
+    for name in shared.names:
+        mask_N = shared.test_N == name
+        accepted_N = shared.labels.test.accepted_N[mask_N]
+        found = quality(estimate_N[mask_N], accepted_N, tau=shared.settings.tau)
         cells.append(
             TransferCell(
                 trained_on,

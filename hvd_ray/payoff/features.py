@@ -130,6 +130,7 @@ class FeatureExtractor:
         from hvd_ray.payoff.feature_kernel import write_features
 
         self._kernel = write_features
+        self._classes = token_classes
         self._flags_V = token_classes.flags_V
         self._balance_V = token_classes.balance_V
         self._draft_K = np.zeros(128, dtype=np.int32)
@@ -137,6 +138,10 @@ class FeatureExtractor:
         self._accepted_H = np.zeros(HISTORY_LENGTH, dtype=np.int64)
         self._drafted_H = np.zeros(HISTORY_LENGTH, dtype=np.int64)
         self.extract(NO_DRAFT, DecodeContext(TokenBuffer(), 0, 0, 0))  # compile now, not in use
+
+    def __reduce__(self) -> tuple[type[FeatureExtractor], tuple[TokenClasses]]:
+        """Made anew where it arrives: compiled code stays with the process."""
+        return FeatureExtractor, (self._classes,)
 
     def extract(self, draft: Draft, context: DecodeContext) -> Float32Array:
         """The features of `draft` at the context's position, float32 [F]."""

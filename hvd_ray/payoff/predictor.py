@@ -105,6 +105,10 @@ class MlpPredictor:
         self._judge = judge
         self.predict(np.zeros((1, NUM_FEATURES), dtype=np.float32))  # compile now, not in use
 
+    def __reduce__(self) -> tuple[type[MlpPredictor], tuple[Network, PredictorCard]]:
+        """Made anew where it arrives: compiled code stays with the process."""
+        return MlpPredictor, (self.network, self.card)
+
     def predict(self, features_BF: Float32Array) -> Payoff:
         assert features_BF.shape[1:] == (NUM_FEATURES,), "features of another version"
         num_rows = len(features_BF)

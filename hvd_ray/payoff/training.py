@@ -8,7 +8,7 @@ Shapes: N positions, B batch, F features, K longest draft of a survival head.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -187,15 +187,20 @@ def _mean_logits(train: LabelSet) -> Float32Array:
 
 
 @contextmanager
-def _threads_for(batch_size: int) -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """One thread of torch for a while: sums are the same wherever they are added up."""
     import torch
 
     num_threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(1 if batch_size <= ONE_THREAD_BATCH else num_threads)
+        torch.set_num_threads(1)
         yield
     finally:
         torch.set_num_threads(num_threads)
+
+
+def _threads_for(batch_size: int) -> AbstractContextManager[None]:
+    return one_thread() if batch_size <= ONE_THREAD_BATCH else nullcontext()
 
 
 def _descend(

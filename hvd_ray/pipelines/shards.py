@@ -27,6 +27,7 @@ MAX_ATTEMPTS = MAX_DEATHS + 1
 more than it takes to give up the trace that kills them."""
 KEPT = "kept"
 """What a worker reports for each part that it has written: the run got further for good."""
+GO_ON = "what is finished is kept: repeat the command to go on, if need be with fewer --workers"
 SPARE_CPUS = 1
 """For Ray Data's own tasks: a pool that takes every CPU would wait for them for ever."""
 
@@ -99,7 +100,7 @@ def run_shards(
             num_gpus=gpus_per_worker,
         )
         reading = _MeterReading(ray, meter)
-        with _clear_failures(ray), _listening(reading, on_counts):
+        with clear_failures(ray, advice=GO_ON), _listening(reading, on_counts):
             _persist(pool, reading, death=ray.exceptions.RayActorError)
 
 
@@ -250,7 +251,7 @@ def _listening(
 
 
 @contextmanager
-def _clear_failures(ray: Any) -> Iterator[None]:
+def clear_failures(ray: Any, *, advice: str) -> Iterator[None]:
     """A mistake of the user's comes back as itself, the death of a worker as one line."""
     try:
         yield
@@ -260,9 +261,8 @@ def _clear_failures(ray: Any) -> Iterator[None]:
                 raise UserError(str(cause)) from None
             if isinstance(cause, ray.exceptions.RayActorError | ray.exceptions.OutOfMemoryError):
                 raise UserError(
-                    "a worker died, which want of memory can cause; what is finished is kept: "
-                    "repeat the command to go on, if need be with fewer --workers "
-                    f"({_last_words(cause)})"
+                    "a worker died, which want of memory can cause; "
+                    f"{advice} ({_last_words(cause)})"
                 ) from None
         raise
 

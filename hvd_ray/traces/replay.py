@@ -83,6 +83,41 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
+class Tally:
+    """What a replay adds up to, without its steps."""
+
+    num_tokens: int
+    cycles: Mapping[Source, int]
+    """Cycles that verified a draft of each source, or none."""
+    drafted: int
+    accepted: int
+    num_high_payoffs: int
+    num_called: int
+    """Payoffs that were called high."""
+    num_hits: int
+    """Those of them that were."""
+    num_foretold: int
+    """High payoffs that a prediction was made for."""
+    cost_ms: float | None
+
+    @classmethod
+    def of(cls, run: Replay) -> Tally:
+        called = [payoff.is_high for payoff in run.payoffs if payoff.is_called_high]
+        high = [payoff.predicted for payoff in run.payoffs if payoff.is_high]
+        return cls(
+            num_tokens=run.num_tokens,
+            cycles=Counter(step.source for step in run.steps),
+            drafted=sum(step.drafted for step in run.steps),
+            accepted=sum(step.accepted for step in run.steps),
+            num_high_payoffs=len(high),
+            num_called=len(called),
+            num_hits=sum(called),
+            num_foretold=sum(predicted is not None for predicted in high),
+            cost_ms=run.cost_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ReplaySummary:
     """Many replays taken together; every ratio is a ratio of sums."""
 
@@ -152,22 +187,28 @@ def replay(
 
 def summarize(replays: Iterable[Replay]) -> ReplaySummary:
     """Sums and ratios of sums over many replays."""
-    runs = list(replays)
-    steps = [step for run in runs for step in run.steps]
-    payoffs = [payoff for run in runs for payoff in run.payoffs]
-    cycles = Counter(step.source for step in steps)
+    return add_up(map(Tally.of, replays))
+
+
+def add_up(tallies: Iterable[Tally]) -> ReplaySummary:
+    """`summarize` of the replays that were tallied."""
+    runs = list(tallies)
+    cycles: Counter[Source] = Counter()
+    for run in runs:
+        cycles.update(run.cycles)
+    num_cycles = cycles.total()
+    num_hits = sum(run.num_hits for run in runs)
     costs = [run.cost_ms for run in runs if run.cost_ms is not None]
-    precision, recall = _precision_recall(payoffs)
     return ReplaySummary(
         num_traces=len(runs),
-        num_tokens=sum(step.emitted for step in steps),
-        num_cycles=len(steps),
-        drafted=sum(step.drafted for step in steps),
-        accepted=sum(step.accepted for step in steps),
-        source_share={source: count / len(steps) for source, count in cycles.items()},
-        num_high_payoffs=sum(payoff.is_high for payoff in payoffs),
-        precision=precision,
-        recall=recall,
+        num_tokens=sum(run.num_tokens for run in runs),
+        num_cycles=num_cycles,
+        drafted=sum(run.drafted for run in runs),
+        accepted=sum(run.accepted for run in runs),
+        source_share={source: count / num_cycles for source, count in cycles.items()},
+        num_high_payoffs=sum(run.num_high_payoffs for run in runs),
+        precision=_share(num_hits, sum(run.num_called for run in runs)),
+        recall=_share(num_hits, sum(run.num_foretold for run in runs)),
         cost_ms=sum(costs) if costs and len(costs) == len(runs) else None,
     )
 
@@ -227,13 +268,5 @@ def _cost_ms(steps: Iterable[Step], costs: CostTable | None) -> float | None:
     return sum(costs.cost_ms(step.source, step.drafted + 1) for step in steps)
 
 
-def _precision_recall(payoffs: Iterable[PayoffOutcome]) -> tuple[float | None, float | None]:
-    """Of high payoffs, at the visited positions where a prediction was made."""
-    judged = [payoff for payoff in payoffs if payoff.predicted is not None]
-    chosen = [payoff.is_high for payoff in judged if payoff.is_called_high]
-    found = [payoff.is_called_high for payoff in judged if payoff.is_high]
-    return _share(chosen), _share(found)
-
-
-def _share(hits: list[bool]) -> float | None:
-    return sum(hits) / len(hits) if hits else None
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

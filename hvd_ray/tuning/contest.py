@@ -11,10 +11,12 @@ import numpy as np
 from hvd_ray.bench.stats import RatioEstimate, Unit, Work, paired_speedup, resampling_units
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.policy import Policy
-from hvd_ray.traces.replay import Replay, summarize
+from hvd_ray.traces.replay import Replay, Tally, summarize
 from hvd_ray.traces.schema import Trace
 from hvd_ray.tuning.objective import speed
 from hvd_ray.tuning.recorded import ReplaySet
+
+Priced = Replay | Tally
 
 EVERYTHING = "all"
 """The row over all workloads: a ratio of sums."""
@@ -83,7 +85,7 @@ def contest(
 
 
 def gap(
-    system: Sequence[Replay], baseline: Sequence[Replay], traces: Sequence[Trace], *, seed: int
+    system: Sequence[Priced], baseline: Sequence[Priced], traces: Sequence[Trace], *, seed: int
 ) -> Gap:
     """The gap between two policies' replays of the same traces."""
     unit, clusters = resampling_units(
@@ -105,7 +107,7 @@ def _row(
     )
 
 
-def _work(replays: Sequence[Replay]) -> Work:
+def _work(replays: Sequence[Priced]) -> Work:
     costs_ms = [run.cost_ms for run in replays]
     assert None not in costs_ms, "a replay without costs has no speed"
     seconds = np.array(costs_ms, np.float64) / 1e3

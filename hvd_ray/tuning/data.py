@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -29,7 +29,7 @@ from hvd_ray.traces.replay import ModelDrafts
 from hvd_ray.traces.schema import Trace, cut_at_loop
 from hvd_ray.traces.store import read_labels, read_trace_part
 from hvd_ray.traces.walk import in_time_order
-from hvd_ray.tuning.recorded import ReplaySet, look_up
+from hvd_ray.tuning.recorded import LookedUp, ReplaySet, look_up
 from hvd_ray.tuning.space import Validation
 from hvd_ray.types import Int32Array, Source
 
@@ -133,6 +133,10 @@ class Material:
                 drafter=SuffixDrafter(self.note.suffix),
                 on_trace=lambda trace: on_tokens(len(trace.output_token_ids)),
             )
+        return self.with_models(found)
+
+    def with_models(self, found: Sequence[LookedUp]) -> ReplaySet:
+        """Looked-up traces, and what the model drafter would have drafted, from the labels."""
         models = {}
         if self.model_drafter is not None:
             names = {each.trace.trace_id for each in found}

@@ -119,6 +119,11 @@ class ReplaySet:
     def num_tokens(self) -> int:
         return sum(len(trace.output_token_ids) for trace in self.traces)
 
+    def part(self, places: slice) -> ReplaySet:
+        """Some of the traces, with what belongs to them."""
+        columns = (self.traces, self.records, self.rule_records, self.models)
+        return ReplaySet(*(column[places] for column in columns))  # type: ignore[arg-type]
+
     def replays(self, policy: Policy, costs: CostTable) -> list[Replay]:
         """Decode every trace under the policy, in the order of `traces`."""
         records = self.rule_records if is_rule(policy) else self.records

@@ -7,20 +7,22 @@ drafted, rules and `hvd` systems fall back to it, as they do live.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvd_ray.config import Config
 from hvd_ray.drafting.continuing import ContinuingNgramDrafter
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.estimator import PredictorEstimator
 from hvd_ray.payoff.policy import AlwaysModel
+from hvd_ray.pipelines.spread import IN_PROCESS, OnDone, Workers, nobody
 from hvd_ray.systems import Parts, build_policy
 from hvd_ray.traces.oracle import replay_oracle
-from hvd_ray.traces.replay import Replay, ReplaySummary, replay, summarize
+from hvd_ray.traces.replay import Replay, ReplaySummary, Tally, add_up, replay
 from hvd_ray.tuning.contest import EVERYTHING, Gap, gap
 from hvd_ray.tuning.objective import speed
+from hvd_ray.tuning.pieces import even_pieces
 from hvd_ray.tuning.recorded import RecordedDrafter, ReplaySet
 
 OURS, ORACLE, HEAD_ALONE = "hvd_cost", "oracle", "eagle3"
@@ -28,7 +30,7 @@ RIVALS = ("greedy", "ngram", "suffix", HEAD_ALONE, "rule_score", "rule_match", "
 LEAST_OVER_BEST = 0.99
 LEAST_OF_ORACLE = 0.9
 
-Replays = Mapping[str, Sequence[Replay]]
+Tallies = Mapping[str, Sequence[Tally]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ def standings(
     costs: CostTable,
     config: Config,
     *,
-    on_system: Callable[[str], None] = lambda _name: None,
+    workers: Workers = IN_PROCESS,
+    on_done: OnDone = nobody,
 ) -> list[Standing]:
     """Replay all systems; the row over all workloads comes first, then each by name.
 
@@ -94,19 +97,41 @@ def standings(
         estimator: of a predictor with a survival curve.
         costs: of a cycle, the head's drafts among them where the labels have a head.
         config: thresholds and the cache's settings.
-        on_system: hears of every system that is about to be replayed.
+        workers: who replays; how many they are does not change the rows.
+        on_done: hears of every piece that has been replayed.
     """
-    replays: dict[str, list[Replay]] = {}
-    for name in (*RIVALS, OURS, ORACLE):
-        if name != HEAD_ALONE or all(judged.models):
-            on_system(name)
-            replays[name] = _replays(name, judged, estimator, costs, config)
+    names = [n for n in (*RIVALS, OURS, ORACLE) if n != HEAD_ALONE or all(judged.models)]
+    parts = even_pieces(judged.traces, workers.num)
+    pieces = [(name, places) for name in names for places in parts]
+    found = workers.map(
+        _piece, pieces, shared=_Shared(judged, estimator, costs, config), on_done=on_done
+    )
+    tallies: dict[str, list[Tally]] = {name: [] for name in names}
+    for (name, _), runs in zip(pieces, found, strict=True):
+        tallies[name] += runs
     rows = []
     for workload in (EVERYTHING, *sorted({trace.workload for trace in judged.traces})):
         at = [i for i, t in enumerate(judged.traces) if workload in (EVERYTHING, t.workload)]
-        mine = {name: [runs[i] for i in at] for name, runs in replays.items()}
+        mine = {name: [runs[i] for i in at] for name, runs in tallies.items()}
         rows.append(_standing(workload, judged, at, mine, seed=config.seed))
     return rows
+
+
+class _Shared(NamedTuple):
+    """What every replay needs."""
+
+    judged: ReplaySet
+    estimator: PredictorEstimator
+    costs: CostTable
+    config: Config
+
+
+def _piece(shared: _Shared, piece: tuple[str, slice]) -> list[Tally]:
+    """Some of the traces under one system: no policy keeps anything from trace to trace."""
+    name, places = piece
+    judged = shared.judged.part(places)
+    runs = _replays(name, judged, shared.estimator, shared.costs, shared.config)
+    return [Tally.of(run) for run in runs]
 
 
 def _replays(
@@ -129,9 +154,9 @@ def _replays(
 
 
 def _standing(
-    workload: str, judged: ReplaySet, at: Sequence[int], mine: Replays, *, seed: int
+    workload: str, judged: ReplaySet, at: Sequence[int], mine: Tallies, *, seed: int
 ) -> Standing:
-    summaries = {name: summarize(runs) for name, runs in mine.items()}
+    summaries = {name: add_up(runs) for name, runs in mine.items()}
     best = max(
         (name for name in summaries if name not in (OURS, ORACLE)),
         key=lambda name: speed(summaries[name]),

@@ -26,6 +26,7 @@ from hvd_ray.tuning.standings import ORACLE, OURS, RIVALS, Standing, standings
 from hvd_ray.tuning.standings_page import standings_json, standings_markdown, write_standings
 from hvd_ray.types import Source
 from tests.unit.tuning.conftest import Data, label_folder, phrase_traces
+from tests.unit.tuning.test_pieces import Many
 
 COSTS = RowCosts((1, 8, 64), (40.0, 52.0, 90.0), {Source.EAGLE3: 2.0}, {Source.EAGLE3: 1.5})
 
@@ -65,6 +66,17 @@ def test_every_system_stands_in_every_row_and_none_beats_the_oracle(rows: list[S
         assert max(mine.values()) == row.speeds[ORACLE]
         assert row.over_best == row.speeds[OURS] / max(row.speeds[name] for name in RIVALS)
         assert row.gap.estimate.ratio == pytest.approx(row.over_best)
+
+
+def test_in_pieces_they_are_the_same(
+    judged: ReplaySet, estimator: PredictorEstimator, rows: list[Standing]
+) -> None:
+    told: list[tuple[int, int]] = []
+    found = standings(
+        judged, estimator, COSTS, Config(), workers=Many(3), on_done=lambda *d: told.append(d)
+    )
+    assert [row.as_json() for row in found] == [row.as_json() for row in rows]
+    assert told[-1] == (27, 27)
 
 
 def test_systems_fall_back_to_the_head_as_they_do_live(rows: list[Standing]) -> None:
@@ -154,6 +166,11 @@ def test_the_command_replays_labelled_traces(
         (("--replay", "l", "--transfer", "l"), "give results of"),
         (("--transfer", "l", "--costs", "pass"), "--costs goes with --replay only"),
         (("--replay", "nowhere", "--traces", "t"), "nowhere: no labels"),
+        (
+            ("--replay", "l", "--traces", "t", "--workers", "0"),
+            "--workers must be 1 or more, got 0",
+        ),
+        (("--sweep", "s", "--workers", "2"), "--workers goes with --replay and --transfer only"),
     ],
 )
 def test_what_the_command_refuses(
