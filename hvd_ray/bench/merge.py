@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hvd_ray.bench.result import BenchResult, CacheState, Row
 from hvd_ray.errors import UserError
@@ -13,6 +14,8 @@ TIMES = (
     *("draft_ms_per_cycle", "verify_ms_per_cycle", "without_loops"),
 )
 """Columns that a clock decides."""
+OWN_TIMES = ("cycle_costs", "against")
+"""The same of a suite's own part."""
 
 
 def with_times_of(counted: BenchResult, timed: BenchResult) -> BenchResult:
@@ -35,6 +38,11 @@ def with_times_of(counted: BenchResult, timed: BenchResult) -> BenchResult:
         rows=_merged(counted.rows, timed.rows),
         aggregate=_merged(counted.aggregate, timed.aggregate),
     )
+
+
+def own_with_times_of(own: Mapping[str, Any], timed: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A suite's own part with what the clock decides in it taken from another run, if it has it."""
+    return {**own, **{name: (timed or {}).get(name, []) for name in OWN_TIMES}}
 
 
 def _merged(counted: Sequence[Row], timed: Sequence[Row]) -> tuple[Row, ...]:

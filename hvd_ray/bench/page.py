@@ -47,10 +47,11 @@ def result_sections(result: BenchResult) -> list[Markup]:
     rows = [*result.rows, *result.aggregate]
     has_rivals = any(row.system != BASELINE for row in rows) and result.is_timed
     drawn = [speedup_plot(result), _speedups(rows)] if has_rivals else []
+    words = "Tokens a second over greedy's, prompts interleaved, with 95 % intervals by bootstrap."
     tiers = []
     if has_tiers(result):
-        words = f"{TIERS_CAPTION} {cost_line(result.provenance)}"
-        tiers = [section("Tiers", table(*tier_summary(result)), caption=words)]
+        about = f"{TIERS_CAPTION} {cost_line(result.provenance)}"
+        tiers = [section("Tiers", table(*tier_summary(result)), caption=about)]
     return [
         section(
             title(result),
@@ -58,8 +59,7 @@ def result_sections(result: BenchResult) -> list[Markup]:
             paragraph(exactness_line(result)),
             bullets(result.notes) if result.notes else Markup(""),
             paragraph(provenance_line(result)),
-            caption="Tokens a second over greedy's, prompts interleaved, with 95 % intervals by "
-            "bootstrap.",
+            caption=words if has_rivals else "",
         ),
         *tiers,
         section("Cycles and routes", _cycles(rows)),

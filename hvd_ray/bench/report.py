@@ -225,7 +225,8 @@ def _matrix(rows: Sequence[Row], cell: Cell) -> str:
 
 
 def _greedy_table(rows: Sequence[Row], *, is_timed: bool) -> str:
-    header = ["workload", "family", "temperature", "prompts", "tokens", "tokens/s", "loops"]
+    clocked = ["tokens/s"] if is_timed else []
+    header = ["workload", "family", "temperature", "prompts", "tokens", *clocked, "loops"]
     body = [
         [
             row.workload,
@@ -233,7 +234,7 @@ def _greedy_table(rows: Sequence[Row], *, is_timed: bool) -> str:
             ", ".join(f"{t:g}" for t in row.temperatures),
             str(row.prompts),
             str(row.tokens),
-            f"{row.tokens_per_second:.1f}" if is_timed else "-",
+            *([f"{row.tokens_per_second:.1f}"] if is_timed else []),
             percent(row.loops),
         ]
         for row in rows

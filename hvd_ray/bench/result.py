@@ -21,6 +21,8 @@ FORMAT = 1
 BASELINE = "greedy"
 ALL_WORKLOADS = "all"
 
+UNTIMED = "Not timed: others used the machine meanwhile, so times and speed-ups are left out."
+
 CacheState = Literal["none", "cold", "warm"]
 
 DEFINITIONS = {

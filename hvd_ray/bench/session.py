@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,7 +20,7 @@ from hvd_ray.bench.plan import (
     choose_filling,
 )
 from hvd_ray.bench.report import exactness_notes, slowdown_notes
-from hvd_ray.bench.result import BenchResult, CacheState
+from hvd_ray.bench.result import UNTIMED, BenchResult, CacheState
 from hvd_ray.bench.rivals import RIVALS, RivalDecoder, rival_facts
 from hvd_ray.bench.workloads import (
     Prompt,
@@ -124,7 +124,6 @@ class Progress(Protocol):
         ...
 
 
-UNTIMED = "Not timed: others used the machine meanwhile, so times and speed-ups are left out."
 EngineLoader = Callable[[Config], tuple[Engine, TextCodec]]
 SOURCES = Sources()
 
@@ -189,8 +188,6 @@ def run_bench(
         **found.facts,
         **({"rivals": rival_facts()} if set(systems) & set(RIVALS) else {}),
     )
-    if not options.is_timed:
-        notes.append(UNTIMED)
     return summarise(samples, engine.capabilities, config, notes=notes, about=about)
 
 
@@ -245,10 +242,10 @@ def summarise(
     notes: Sequence[str],
     about: Mapping[str, Any],
 ) -> BenchResult:
-    """The rows of a run and the plain words on them."""
+    """The rows of a run and the plain words on them; none on speed where it was not timed."""
     labels = {"engine": target.name, "dtype": target.dtype}
     rows = tuple(workload_rows(samples, **labels, seed=config.seed))
     aggregate = tuple(aggregate_rows(samples, **labels, seed=config.seed))
-    slower = () if UNTIMED in notes else slowdown_notes(rows)
-    spoken = (*notes, *exactness_notes(rows), *slower)
-    return BenchResult(about, spoken, rows, aggregate)
+    result = BenchResult(about, tuple(notes), rows, aggregate)
+    of_speed = slowdown_notes(rows) if result.is_timed else (UNTIMED,)
+    return replace(result, notes=(*notes, *exactness_notes(rows), *of_speed))

@@ -38,27 +38,27 @@ def _terminal_table(result: BenchResult) -> RenderableType:
     table.add_column("system", no_wrap=True)
     if len(caches) > 1:
         table.add_column("cache", no_wrap=True)
-    for name in ("tok/s", "speed-up", "95 %", "/pass", "same"):
+    clocked = ("tok/s", "speed-up", "95 %") if result.is_timed else ()
+    for name in (*clocked, "/pass", "same"):
         table.add_column(name, justify="right", no_wrap=True)
     previous = ""
     for row in rows:
         if previous and row.workload != previous:
             table.add_section()
         workload = row.workload if row.workload != previous else ""
-        table.add_row(Text(workload), *_terminal_cells(row, with_cache=len(caches) > 1))
+        cache = [row.cache.replace("none", "")] if len(caches) > 1 else []
+        times = _time_cells(row) if result.is_timed else []
+        counts = [f"{row.emitted_per_pass:.2f}", percent(row.identical_to_greedy)]
+        table.add_row(Text(workload), row.system, *cache, *times, *counts)
         previous = row.workload
     return table
 
 
-def _terminal_cells(row: Row, *, with_cache: bool) -> list[str]:
+def _time_cells(row: Row) -> list[str]:
     low, high = row.speedup_ci
     interval = "too few" if row.ci_is_degenerate else f"{low:.2f}-{high:.2f}"
     return [
-        row.system,
-        *([row.cache.replace("none", "")] if with_cache else []),
         f"{row.tokens_per_second:.1f}",
         f"{row.speedup_vs_greedy:.2f}x",
         "" if row.system == BASELINE else interval,
-        f"{row.emitted_per_pass:.2f}",
-        percent(row.identical_to_greedy),
     ]

@@ -287,7 +287,8 @@ def _remember(result: BenchResult, tracker: Tracker) -> None:
     """The run in MLflow: where it comes from, the figures over all workloads, the whole result."""
     tracker.log_params(result.provenance)
     for row in result.aggregate:
-        names = ("speedup_vs_greedy", "emitted_per_pass", "identical_to_greedy")
+        clocked = ("speedup_vs_greedy",) if result.is_timed else ()
+        names = (*clocked, "emitted_per_pass", "identical_to_greedy")
         figures = {f"{row.system}/{row.cache}/{name}": getattr(row, name) for name in names}
         tracker.log_metrics(figures)
     with TemporaryDirectory() as folder:

@@ -22,13 +22,14 @@ class Table:
 
 
 def paper_tables(result: BenchResult, own: Mapping[str, Any]) -> list[Table]:
-    """Those that this run has figures for."""
+    """Those that this run has figures for; of a run that was not timed, what it has counted."""
     return [
         *_compared(result, own),
-        *_against(own),
+        *(_against(own) if result.is_timed else ()),
         *_routed(result),
         *_cold_and_warm(result),
-        *_cycles(own),
+        *(_cycle_costs(own) if result.is_timed else ()),
+        *_lengths(own),
         *_predicted(own),
         *_replayed(own),
     ]
@@ -36,7 +37,7 @@ def paper_tables(result: BenchResult, own: Mapping[str, Any]) -> list[Table]:
 
 def readme_tables(result: BenchResult, own: Mapping[str, Any]) -> list[Table]:
     """Few enough for a README: speed-ups with a cold cache, wins, the papers' figures beside."""
-    return [_speedups(result), *_compared(result, own)]
+    return [*([_speedups(result)] if result.is_timed else []), *_compared(result, own)]
 
 
 def _speedups(result: BenchResult) -> Table:
@@ -83,13 +84,14 @@ def _cold_and_warm(result: BenchResult) -> Iterator[Table]:
         found.setdefault((row.system, row.workload), {})[row.cache] = row
     both = [(key, pair) for key, pair in found.items() if {"cold", "warm"} <= set(pair)]
     if both:
+        clocked = ("cold", "warm") if result.is_timed else ()
         yield Table(
             "Cold and warm caches",
             "Warm: before it began, the cache had seen the target's outputs for train prompts of "
             f"the workload. By system, '{ALL_WORKLOADS}' first.",
-            ["system", "workload", "cold", "warm", "cold /pass", "warm /pass"],
+            ["system", "workload", *clocked, "cold /pass", "warm /pass"],
             [
-                [system, workload, *(speedup_cell(pair[c]) for c in ("cold", "warm"))]
+                [system, workload, *(speedup_cell(pair[c]) for c in clocked)]
                 + [f"{pair[c].emitted_per_pass:.2f}" for c in ("cold", "warm")]
                 for (system, workload), pair in both
             ],
@@ -98,15 +100,16 @@ def _cold_and_warm(result: BenchResult) -> Iterator[Table]:
 
 def _compared(result: BenchResult, own: Mapping[str, Any]) -> Iterator[Table]:
     rows = beside(result, own)
+    left_out = "" if result.is_timed else " This run was not timed: figures of speed are left out."
     yield Table(
         "Beside the papers",
         "Theirs are of other models on an H100 and stand here for orientation: [A] abstract, "
-        "[N] notes on the full text, unchecked.",
+        f"[N] notes on the full text, unchecked.{left_out}",
         ["figure", "theirs", "ours", "from"],
         [[r.published.words, f"{r.published.value} {r.published.tag}", r.ours, r.published.paper]
          for r in rows],
     )  # fmt: skip
-    for system in (OURS, PAPERS_OWN):
+    for system in (OURS, PAPERS_OWN) if result.is_timed else ():
         won = wins(result, system)
         if won:
             yield Table(
@@ -141,7 +144,7 @@ def _ratio(row: Mapping[str, Any]) -> str:
     return f"{row['ratio']:.2f} ({row['low']:.2f}-{row['high']:.2f})"
 
 
-def _cycles(own: Mapping[str, Any]) -> Iterator[Table]:
+def _cycle_costs(own: Mapping[str, Any]) -> Iterator[Table]:
     if own["cycle_costs"]:  # vLLM does not tell them
         yield Table(
             "What a cycle costs",
@@ -154,6 +157,9 @@ def _cycles(own: Mapping[str, Any]) -> Iterator[Table]:
                 for c in own["cycle_costs"]
             ],
         )
+
+
+def _lengths(own: Mapping[str, Any]) -> Iterator[Table]:
     classes = own["length_classes"]
     yield Table(
         "How long drafts were accepted",

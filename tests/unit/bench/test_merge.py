@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvd_ray.bench.merge import TIMES, with_times_of
+from hvd_ray.bench.merge import TIMES, own_with_times_of, with_times_of
 from hvd_ray.bench.report import markdown_report, tiers_part
 from hvd_ray.bench.result import BenchResult, Row
 from hvd_ray.bench.tier_report import tier_summary
@@ -88,3 +88,11 @@ def test_a_run_beside_others_shows_no_times():
     shown = markdown_report([result(is_timed=False)])
     assert "0.40-0.60" not in shown
     assert "Speed-up against greedy in" not in shown
+    assert "tokens/s" not in shown
+
+
+def test_a_suites_own_times_are_of_the_run_alone_too():
+    own = {"cycle_costs": [1], "against": [2], "payoffs": [3]}
+    timed = {"cycle_costs": [4], "against": [5], "payoffs": [6]}
+    assert own_with_times_of(own, timed) == {"cycle_costs": [4], "against": [5], "payoffs": [3]}
+    assert own_with_times_of(own, None) == {"cycle_costs": [], "against": [], "payoffs": [3]}

@@ -1,17 +1,23 @@
 """The suite's tables and page from measured samples; the papers' figures keep their tags."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from hvd_ray.bench.cells import aggregate_rows, workload_rows
 from hvd_ray.bench.measure import measure
-from hvd_ray.bench.result import BenchResult
+from hvd_ray.bench.result import UNTIMED, BenchResult
+from hvd_ray.bench.session import summarise
+from hvd_ray.bench.terminal import terminal_report
 from hvd_ray.config import Config
-from hvd_ray.engines.toy import ToyCodec
+from hvd_ray.engines.toy import ToyCodec, ToyEngine
+from hvd_ray.paper.against import against_json
 from hvd_ray.paper.beside import beside, ratio, wins
 from hvd_ray.paper.cycles import class_names, cycles_json, draft_lengths, payoff_shares
 from hvd_ray.paper.published import PUBLISHED
 from hvd_ray.paper.replays import replays_json, traces_of
-from hvd_ray.paper.report import paper_markdown, paper_page
+from hvd_ray.paper.report import paper_markdown, paper_page, paper_part
 from hvd_ray.paper.tables import paper_tables
 from hvd_ray.payoff.token_classes import TokenClasses
 from tests.unit.bench.conftest import builder, plan, prompt
@@ -91,3 +97,38 @@ def test_markdown_and_page_hold_every_table(result, own):
         assert all(len(row) == len(item.head) for row in item.body)
     assert "2606.01019" in markdown
     assert page.count("<svg") >= 3
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_a_run_that_was_not_timed_shows_only_what_it_counted(is_timed, samples, own):
+    about = {"config": {"model": "toy"}, "options": {"is_timed": is_timed}}
+    capabilities = ToyEngine(2).capabilities
+    shown = summarise(samples, capabilities, Config(), notes=(), about=about)
+    compared = {**own, "against": against_json(samples, "hvd_cost")}
+    texts = {
+        "markdown": paper_markdown(shown, compared),
+        "page": paper_page(shown, compared),
+        "readme": paper_part(shown, compared),
+        "terminal": terminal_text(shown),
+    }
+    for kind, text in texts.items():
+        plain = " ".join(text.split()).replace("&#x27;", "'")
+        assert (UNTIMED in plain) is not is_timed, kind
+        found = [words for words in CLOCKED if words in plain.replace(UNTIMED, "")]
+        assert bool(found) is is_timed, (kind, found)
+    assert "Cycles and routes" in texts["markdown"]
+    assert "cycles per 1,000 tokens" in texts["readme"]
+    assert "/pass" in texts["terminal"]
+
+
+CLOCKED = (
+    *("tok/s", "tokens/s", "speed-up", "Speed-up against greedy", "Tokens per second", "2.97x"),
+    *("faster on", "What a cycle costs", "against each other system", "39.6 ms"),
+    *("slower than plain", "shows no gain", "Tokens a second"),
+)
+
+
+def terminal_text(result):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(terminal_report(result))
+    return console.export_text()
