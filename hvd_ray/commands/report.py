@@ -166,7 +166,7 @@ def _report(
     *,
     as_json: bool,
 ) -> None:
-    from hvd_ray.bench.merge import with_times_of
+    from hvd_ray.bench.merge import own_with_times_of, with_times_of
     from hvd_ray.bench.report import markdown_report
     from hvd_ray.bench.result import check_writable, read_result
 
@@ -174,6 +174,7 @@ def _report(
     own = [_own_part(path) for path in results]
     if times is not None:
         read = [with_times_of(read[0], read_result(times))]
+        own = [part and own_with_times_of(part, _own_part(times)) for part in own]
     if readme is not None:
         _check_parts(readme, read, own)
         check_writable(readme)
@@ -285,40 +286,43 @@ def _transfer(
 ) -> None:
     from hvd_ray.commands.traces_progress import shown_progress
     from hvd_ray.commands.workers import bar, started_workers
-    from hvd_ray.paper.transfer import read_groups, transfer_json, transfer_markdown, transfer_table
+    from hvd_ray.paper.transfer import read_kinds, transfer_json, transfer_markdown, transfer_table
     from hvd_ray.payoff.training_settings import TrainingSettings
     from hvd_ray.provenance import provenance
 
-    found, groups = read_groups(labels, traces)
+    kinds = read_kinds(labels, traces)
     settings = TrainingSettings(kind="survival")
     with (
         shown_progress("predictors") as progress,
         started_workers(num_workers, progress) as workers,
     ):
         told = bar(progress, "learning from each kind of work")
-        cells = transfer_table(found, groups, settings, workers=workers, on_done=told)
-    tree = transfer_json(cells, provenance(labels=labels.name, groups=groups))
-    written = [] if out is None else _write_transfer(out, cells, tree)
+        cells = transfer_table(kinds.labels, kinds.groups, settings, workers=workers, on_done=told)
+    about = provenance(labels=labels.name, groups=dict(kinds.groups), note=kinds.note)
+    tree = transfer_json(cells, about)
+    written = [] if out is None else _write_transfer(out, cells, tree, kinds.note)
+    if kinds.note and (as_json or written):
+        typer.echo(kinds.note, err=True)
     if as_json:
         print(json.dumps(tree, indent=2, allow_nan=False))
     elif written:
         print("\n".join(f"written: {path}" for path in written))
     else:
-        print(transfer_markdown(cells))
+        print(transfer_markdown(cells, kinds.note))
 
 
 def _write_transfer(
-    out: Path, cells: Sequence[TransferCell], tree: Mapping[str, Any]
+    out: Path, cells: Sequence[TransferCell], tree: Mapping[str, Any], note: str
 ) -> list[Path]:
     from hvd_ray.home import atomic_path
     from hvd_ray.paper.transfer import transfer_markdown, write_transfer_page
 
     texts = {
         out / "transfer.json": json.dumps(tree, indent=2, allow_nan=False) + "\n",
-        out / "transfer.md": transfer_markdown(cells) + "\n",
+        out / "transfer.md": transfer_markdown(cells, note) + "\n",
     }
     for path, text in texts.items():
         with atomic_path(path) as draft:
             draft.write_text(text, encoding="utf-8")
-    write_transfer_page(out / "transfer.html", cells)
+    write_transfer_page(out / "transfer.html", cells, note)
     return [*texts, out / "transfer.html"]

@@ -39,23 +39,44 @@ class TransferCell:
     average_precision: float | None
 
 
-def read_groups(labels: Path, traces: Path | None) -> tuple[Labels, dict[str, str]]:
-    """Labels, and to which group each of their workloads belongs: its family, else itself.
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Labels, and what counts as a kind of work in them."""
+
+    labels: Labels
+    groups: Mapping[str, str]
+    """Of each workload: its family, or the workload itself."""
+    note: str = ""
+    """Why it is the workload where families were to be had."""
+
+
+def read_kinds(labels: Path, traces: Path | None) -> Kinds:
+    """Labels with their families; with their workloads where families are unknown or all the same.
 
     Raises:
-        UserError: there are no labels, or no traces, or fewer than two groups.
+        UserError: there are no labels, or no traces, or fewer than two kinds of work.
     """
     table_ = read_labels(labels, feature_names=FEATURE_NAMES, feature_version=FEATURE_VERSION)
     found = read_labels_table(table_)
-    names = {str(name) for name in np.unique(found.train.workload_N)}
     families = {} if traces is None else {t.workload: t.family for t in read_traces(traces)}
-    groups = {name: families.get(name) or name for name in sorted(names)}
-    if len(set(groups.values())) < 2:
+    kinds = kinds_of(found, families)
+    if len(kinds.groups) < 2:
         raise UserError(
-            f"{labels}: one kind of work only ({', '.join(set(groups.values()))}); a transfer "
+            f"{labels}: one kind of work only ({', '.join(kinds.groups)}); a transfer "
             "needs two, so label traces of several workloads"
         )
-    return found, groups
+    return kinds
+
+
+def kinds_of(labels: Labels, families: Mapping[str, str]) -> Kinds:
+    """By the family of each workload, where there is more than one; else by workload."""
+    names = [str(name) for name in np.unique(labels.train.workload_N)]
+    groups = {name: families.get(name) or name for name in names}
+    of_all = set(groups.values())
+    if len(names) < 2 or len(of_all) > 1:
+        return Kinds(labels, groups)
+    note = f"All traces are of one family ({of_all.pop()}), so each workload stands for itself."
+    return Kinds(labels, {name: name for name in names}, note)
 
 
 def transfer_table(
@@ -110,16 +131,16 @@ def transfer_json(cells: Sequence[TransferCell], about: Mapping[str, Any]) -> di
     return {"format": 1, "cells": [asdict(cell) for cell in cells], "provenance": dict(about)}
 
 
-def transfer_markdown(cells: Sequence[TransferCell]) -> str:
+def transfer_markdown(cells: Sequence[TransferCell], note: str = "") -> str:
     """Precision / recall / average precision; trained on down, tested on across."""
-    return "\n\n".join(
-        ["# Transfer of the payoff predictor", _CAPTION, markdown_table(*_grid(cells))]
-    )
+    words = f"{_CAPTION} {note}".rstrip()
+    return "\n\n".join(["# Transfer of the payoff predictor", words, markdown_table(*_grid(cells))])
 
 
-def write_transfer_page(path: Path, cells: Sequence[TransferCell]) -> None:
+def write_transfer_page(path: Path, cells: Sequence[TransferCell], note: str = "") -> None:
     head, body = _grid(cells)
-    part: Markup = section("Transfer", table(head, body), caption=_CAPTION)
+    words = f"{_CAPTION} {note}".rstrip()
+    part: Markup = section("Transfer", table(head, body), caption=words)
     with atomic_path(path) as draft:
         draft.write_text(document("Transfer of the payoff predictor", part), encoding="utf-8")
 

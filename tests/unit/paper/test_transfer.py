@@ -7,7 +7,8 @@ from hvd_ray.errors import UserError
 from hvd_ray.paper.transfer import (
     EVERYTHING,
     SCORE,
-    read_groups,
+    kinds_of,
+    read_kinds,
     transfer_json,
     transfer_markdown,
     transfer_table,
@@ -51,4 +52,15 @@ def test_the_table_says_everything_once(cells):
 
 def test_one_kind_of_work_is_no_transfer(tmp_path):
     with pytest.raises(UserError, match="labels"):
-        read_groups(tmp_path, None)
+        read_kinds(tmp_path, None)
+
+
+def test_where_all_are_of_one_family_workloads_stand_for_themselves(cells):
+    labels = Labels(label_set(1), label_set(2), 1600, 0)
+    same = kinds_of(labels, {"a": "other", "b": "other"})
+    assert same.groups == {"a": "a", "b": "b"}
+    assert "one family (other)" in same.note
+    assert same.note in transfer_markdown(cells, same.note)
+    apart = kinds_of(labels, {"a": "code", "b": "other"})
+    assert (apart.groups, apart.note) == ({"a": "code", "b": "other"}, "")
+    assert kinds_of(labels, {}).note == ""
