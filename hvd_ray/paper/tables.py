@@ -216,9 +216,10 @@ def _predicted(own: Mapping[str, Any]) -> Iterator[Table]:
 def _replayed(own: Mapping[str, Any]) -> Iterator[Table]:
     if own.get("taus"):
         unit = "speed-up" if own["costs_are_measured"] else "passes saved"
+        prices = " at the costs of the measured table" if own["costs_are_measured"] else ""
         yield Table(
             "Speed against tau",
-            f"hvd_tau without a head, replayed; {unit} over plain decoding.",
+            f"hvd_tau without a head, replayed{prices}; {unit} over plain decoding.",
             ["tau", "emitted per pass", unit, "precision", "recall", "from the cache"],
             [
                 [
