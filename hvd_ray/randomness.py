@@ -1,4 +1,4 @@
-"""Random numbers that belong to a place, and drawing from a distribution with one of them."""
+"""Random numbers that belong to a place, and drawing from a distribution with them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,29 @@ def seeded_generator(seed: int | None, *, stream: int = 0) -> np.random.Generato
 
 
 class RandomStream:
-    """One request's uniform numbers: one for each output position, whatever was drafted there.
+    """One request's random numbers: a set for each output position, whatever was drafted there.
 
-    Because position, not order of drawing, picks the number, a seeded request gives the same
-    tokens with any drafter, or none.
+    Because position, not order of drawing, picks the numbers, a seeded request gives the same
+    tokens with any drafter, or none (drafter invariance, 2408.07978).
     """
 
     def __init__(self, seed: int | None) -> None:
-        self._generator = seeded_generator(seed)
-        self._drawn: list[float] = []
+        entropy = None if seed is None else [seed % 2**64, 0]
+        self._key = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
 
-    def uniform(self, position: int) -> float:
-        """The number in [0, 1) that belongs to an output position."""
-        while len(self._drawn) <= position:
-            self._drawn.extend(self._generator.random(64).tolist())
-        return self._drawn[position]
+    def sample(self, probs_V: torch.Tensor, position: int) -> int:
+        """A token from `probs_V` (float64, need not sum to one) by the position's numbers.
+
+        Each token runs a race of its own: the smallest of E_v / p_v wins, with E_v exponential
+        (the Gumbel-max trick). A rounding of p decides only where two tokens arrive at the same
+        time; the inverse of a cumulative distribution would move the bounds of all later tokens,
+        and in the tail of thousands of rare ones that picks another.
+        """
+        numbers = np.random.Philox(key=self._key, counter=[0, 0, position, 0])
+        race_V = np.random.Generator(numbers).standard_exponential(len(probs_V))
+        weights_V = probs_V.cpu().numpy()
+        running = np.flatnonzero(weights_V)
+        return int(running[(race_V[running] / weights_V[running]).argmin()])
 
 
 def pick(probs_V: torch.Tensor, uniform: float) -> int:

@@ -204,7 +204,7 @@ def choose_tokens(
 
 
 def _chooser(logits_TV: torch.Tensor, state: VerifyState) -> Choose:
-    """The target's own choice at a row: its arg max, or a sample by the position's number."""
+    """The target's own choice at a row: its arg max, or a sample by the position's numbers."""
     distribution, sampling = state.distribution, state.distribution.sampling
     if sampling.is_greedy and distribution.is_plain:
         best_T = logits_TV.argmax(dim=-1).tolist()
@@ -214,8 +214,8 @@ def _chooser(logits_TV: torch.Tensor, state: VerifyState) -> Choose:
             distribution.logits(logits_TV[row], output_with(state.context, before)).argmax()
         )
     probs, num_generated = _row_probs(logits_TV, state), state.context.num_generated
-    return lambda row, before: pick(
-        probs(row, before), state.random.uniform(num_generated + len(before))
+    return lambda row, before: state.random.sample(
+        probs(row, before), num_generated + len(before)
     )
 
 
@@ -243,7 +243,7 @@ def own_token(logits_V: torch.Tensor, output_ids: Int32Array, state: VerifyState
     if state.distribution.sampling.is_greedy:
         return int(state.distribution.logits(logits_V, output_ids).argmax())
     probs_V = state.distribution.probs(logits_V, output_ids)
-    return pick(probs_V, state.random.uniform(len(output_ids)))
+    return state.random.sample(probs_V, len(output_ids))
 
 
 def output_with(context: DecodeContext, token_ids: Sequence[int]) -> Int32Array:

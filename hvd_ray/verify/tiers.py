@@ -6,7 +6,7 @@ the whole block to the target. That pass also reads what was committed without i
 keys and values are its own at every position, and checks the block exactly from its first token.
 A cycle without a draft is the target's: there is nothing a gate could judge.
 
-At a temperature the slim model's own token is its sample with the position's random number; the
+At a temperature the slim model's own token is its sample with the position's random numbers; the
 gate judges the *draft* token, which is a function of the prefix. Below `theta_escalate` the token
 is the target's sample, otherwise the slim model's, whether it equals the draft or not. So every
 token is distributed exactly as the slim model's or exactly as the target's, and which of the two is

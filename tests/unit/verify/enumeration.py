@@ -39,10 +39,10 @@ class Chance:
         """Stands in for a generator's `random`."""
         return Uniform(self)
 
-    def uniform(self, position: int) -> Uniform:
-        """Stands in for `RandomStream.uniform`."""
+    def sample(self, probs_V: torch.Tensor, position: int) -> int:
+        """Stands in for `RandomStream.sample`."""
         del position
-        return Uniform(self)
+        return self.choose(probs_V.tolist())
 
 
 @dataclass(frozen=True)
