@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -62,8 +63,9 @@ def serve(
 ) -> None:
     """Serve a model behind OpenAI's endpoints; Ctrl-C finishes what is under way and ends.
 
-    The draft cache is scoped by API key, every answer is that of plain decoding, and a request
-    may say `"hvd": "off"`, `"cache"`, `"eagle3"` or `"auto"`. `/ui` shows who proposed what.
+    The draft cache is scoped by API key, and every answer is that of plain decoding (in bfloat16
+    up to rounding, with dtype=float32 token for token). A request may say `"hvd": "off"`,
+    `"cache"`, `"eagle3"` or `"auto"`. `/ui` shows who proposed what.
     """
     flags = {
         "model": model,
@@ -71,11 +73,16 @@ def serve(
         "serving.replicas": replicas,
         "serving.api_keys": api_keys,
     }
-    given = [f"{key}={json.dumps(value, default=str)}" for key, value in flags.items() if value]
+    given = [
+        f"{key}={json.dumps(value, default=str)}"
+        for key, value in flags.items()
+        if value is not None
+    ]
     words = [*(settings or ()), *given]
     loaded = _load(config, words)
     _check(loaded, host, port)
-    _run(loaded, words, config, host=host, port=port, has_dashboard=dashboard, as_json=as_json)
+    with _claimed(port):
+        _run(loaded, words, config, host=host, port=port, has_dashboard=dashboard, as_json=as_json)
 
 
 def _load(file: Path | None, words: list[str]) -> ServeConfig:
@@ -88,6 +95,13 @@ def _load(file: Path | None, words: list[str]) -> ServeConfig:
 def _check(config: ServeConfig, host: str, port: int) -> None:
     """Everything that can be refused before Ray is started."""
     from hvd_ray.commands.ui import _check_free
+
+    _check_free(host, port)
+    _check_settings(config, host)
+
+
+def _check_settings(config: ServeConfig, host: str) -> None:
+    """What a replica would refuse, said before one is started for it, or ended."""
     from hvd_ray.fetch import fetch_model
     from hvd_ray.serving.auth import is_loopback_host, load_keys
     from hvd_ray.serving.opening import check
@@ -98,9 +112,28 @@ def _check(config: ServeConfig, host: str, port: int) -> None:
             f"--host {host} can be reached by others, so API keys are needed: give --api-keys FILE "
             "with lines of NAME KEY, or set HVD_API_KEYS"
         )
-    _check_free(host, port)
     fetch_model(config.model)
     check(config)
+
+
+@contextmanager
+def _claimed(port: int) -> Iterator[None]:
+    """Keep the port from a second `hvd serve`: proxies share theirs, so both would answer.
+
+    By a socket in Linux' abstract namespace, which ends with the process, however that ends.
+
+    Raises:
+        UserError: another one has it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as claim:
+        try:
+            claim.bind(f"\0hvd_ray.serve.{port}")
+        except OSError:
+            raise UserError(
+                f"another `hvd serve` is starting or running on port {port}; choose another with "
+                "--port"
+            ) from None
+        yield
 
 
 def _run(
@@ -125,7 +158,7 @@ def _run(
                 time.sleep(0.2)
                 if told.wants_reload:
                     told.wants_reload = False
-                    _reload(served, file, words)
+                    config = _reload(served, config, file, words)
         print("finishing what is under way; Ctrl-C ends at once", file=sys.stderr)
     print("ended", file=sys.stderr)
 
@@ -157,14 +190,24 @@ def _signals() -> Iterator[_Told]:
             signal.signal(number, handler)
 
 
-def _reload(served: Served, file: Path | None, words: list[str]) -> None:
-    """Read the settings again; what cannot be had is said, and the old ones stay."""
+def _reload(
+    served: Served, current: ServeConfig, file: Path | None, words: list[str]
+) -> ServeConfig:
+    """Read the settings again; what cannot be had is said, and the old ones stay. What serves."""
     try:
-        served.change(_load(file, words))
+        wanted = _load(file, words)
+        _check_settings(wanted, served.host)
     except UserError as error:
         print(f"refused, the old settings stay: {error}", file=sys.stderr)
-    else:
-        print("settings read again", file=sys.stderr)
+        return current
+    try:
+        served.change(wanted)
+    except UserError as error:  # Serve has ended what served before
+        print(f"refused, going back to the old settings: {error}", file=sys.stderr)
+        served.change(current)
+        return current
+    print("settings read again", file=sys.stderr)
+    return wanted
 
 
 def _show(served: Served, config: ServeConfig, seconds: float, *, as_json: bool) -> None:

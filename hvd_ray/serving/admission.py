@@ -19,6 +19,9 @@ from hvd_ray.text import TextCodec
 from hvd_ray.types import LOSSLESS, Request, SamplingParams, scope_key
 from hvd_ray.verify.sampling import RowDistribution
 
+_USUAL_CHARS = 8
+"""Of a token, generously: a text within the context is hardly ever longer."""
+
 
 @dataclass(eq=False)
 class RefusedError(Exception):
@@ -55,8 +58,11 @@ class Admission:
         """
         try:
             if isinstance(prompt, str):
+                self._refuse_endless(prompt, "prompt")
                 token_ids = tuple(self.codec.encode(prompt))
             elif prompt and isinstance(prompt[0], Message):
+                for message in prompt:
+                    self._refuse_endless(message.content, "messages")
                 token_ids = self._encode_chat(prompt)
             else:
                 token_ids = tuple(prompt)  # type: ignore[arg-type]
@@ -68,6 +74,23 @@ class Admission:
     def _encode_chat(self, messages: Sequence[Any]) -> tuple[int, ...]:
         turns = [{"role": turn.role, "content": turn.content} for turn in messages]
         return tuple(self.codec.encode_chat(turns))
+
+    def _refuse_endless(self, text: str, param: str) -> None:
+        """Refuse a text by its beginning: a megabyte takes a second to tokenize, and others wait.
+
+        Raises:
+            RefusedError: a part of it is too long already.
+        """
+        size = _USUAL_CHARS * self.capabilities.context_length
+        while size < len(text):
+            if len(self.codec.encode(text[:size])) > self.capabilities.context_length:
+                raise RefusedError(
+                    f"{param}: its first {size} of {len(text)} characters are more tokens than the "
+                    f"model's context of {self.capabilities.context_length}",
+                    param,
+                    "context_length_exceeded",
+                )
+            size *= 2
 
     def _check_prompt(self, prompt: Prompt, token_ids: tuple[int, ...]) -> None:
         is_chat = bool(prompt) and isinstance(prompt[0], Message)
@@ -106,9 +129,9 @@ class Admission:
         limits, context = self.limits, self.capabilities.context_length
         room = context - num_prompt_tokens
         asked = call.max_tokens
-        if asked is None:
-            return min(room, limits.max_output_tokens or room)
         allowed = min(room, limits.max_output_tokens or room)
+        if asked is None:
+            return min(allowed, allowed if call.usual_tokens is None else call.usual_tokens)
         if asked > allowed:
             why = f"the prompt's {num_prompt_tokens} leave room for {room} of {context}"
             if limits.max_output_tokens and limits.max_output_tokens < room:

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 from pydantic import BaseModel, ConfigDict
 from ray import serve
+from ray.exceptions import TaskCancelledError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hvd_ray.config import read_settings
 from hvd_ray.serving.auth import load_keys
@@ -74,6 +76,25 @@ def _merge(tree: dict[str, Any], other: dict[str, Any]) -> None:
             _merge(tree[key], value)
         else:
             tree[key] = value
+
+
+class LeavingIsNoFault:
+    """Turns what Serve raises where a client has left into what ASGI says of it.
+
+    Its proxy cancels the call, and whoever waits to hear of the client gets an exception.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def heard() -> Message:
+            try:
+                return await receive()
+            except TaskCancelledError:
+                return {"type": "http.disconnect"}
+
+        await self._app(scope, heard, send)
 
 
 class ReplicaDeployment:
@@ -180,7 +201,9 @@ class FrontDeployment:
     async def __serve_build_asgi_app__(self) -> Starlette:
         self._front = await self._open_front()
         self._mirror = asyncio.create_task(mirror_for_ever(self._front))
-        return self._front.app()
+        app = self._front.app()
+        app.add_middleware(LeavingIsNoFault)
+        return app
 
     async def _open_front(self) -> Front:
         facts = (await self._backend.first_state()).facts

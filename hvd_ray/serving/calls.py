@@ -47,6 +47,8 @@ class Call:
     """Who checks drafts; a lossy one is the client's own wish."""
     max_tokens: int | None = None
     """As the client gave it; None: what the context leaves. 0 with `scores_prompt` or `echo`."""
+    usual_tokens: int | None = None
+    """What a client that gave no `max_tokens` expects; None: as many as may be."""
     prompt_logprobs: int | None = None
     """Score the prompt's own tokens, with so many of the most likely ones beside each."""
     shows_prompt: bool = False

@@ -74,6 +74,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 """Fields that are understood and not served, and their values that ask for nothing."""
 
+_FORMS: Mapping[str, str] = MappingProxyType(
+    {
+        "prompt": "a text, token ids, a list of texts or a list of lists of token ids, none empty",
+        "stop": f"a text or a list of at most {MAX_STOPS} texts",
+    }
+)
+"""Fields that take several forms."""
+
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Body = TypeVar("Body", bound="_Body")
@@ -325,6 +333,10 @@ def _refused(error: ValidationError) -> ApiError:
     param = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "missing":
         return bad_request(f"{param}: required", param, "missing_required_parameter")
+    if (
+        param is not None and param in _FORMS and len(first["loc"]) > 1
+    ):  # each form complains about the others
+        return bad_request(f"{param}: expected {_FORMS[param]}", param, "invalid_value")
     where = ".".join(str(part) for part in first["loc"])
     return bad_request(f"{where}: {first['msg']}", param, "invalid_value")
 

@@ -214,9 +214,7 @@ def _chooser(logits_TV: torch.Tensor, state: VerifyState) -> Choose:
             distribution.logits(logits_TV[row], output_with(state.context, before)).argmax()
         )
     probs, num_generated = _row_probs(logits_TV, state), state.context.num_generated
-    return lambda row, before: state.random.sample(
-        probs(row, before), num_generated + len(before)
-    )
+    return lambda row, before: state.random.sample(probs(row, before), num_generated + len(before))
 
 
 def _row_probs(

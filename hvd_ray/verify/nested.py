@@ -4,9 +4,9 @@ The slim model verifies the draft as if it were the target, and may go on by its
 *tentative* tokens stand that are distributed as its own; the target then verifies these, with the
 slim model as their proposal. Exact because each step is (2211.17192, theorem 1, applied twice).
 
-By default both steps use the position's own random numbers: the slim model takes the token that it
-would sample with them, the target the one that *it* would, and tokens stand while the two agree. The
-output is then token for token that of plain decoding with the same seed. With `is_sampled` the
+By default both steps use the position's own random numbers: the slim model takes the token that
+it would sample with them, the target the one that *it* would, and tokens stand while the two agree.
+The output is then token for token that of plain decoding with the same seed. With `is_sampled` the
 outer step is textbook speculative sampling instead: accept with probability min(1, q / q'), else
 sample (q - q')+. That keeps more tentative tokens at a temperature, and equals plain decoding in
 distribution only. Greedy decoding is the same either way.

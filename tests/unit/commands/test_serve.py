@@ -100,13 +100,44 @@ def test_a_reload_that_is_refused_says_so(
     changed: list[Any] = []
 
     class Fake:
+        host = "127.0.0.1"
+
         def change(self, config: Any) -> None:
             changed.append(config)
+            if config.policy.name == "ngram":
+                raise UserError("Serve cannot")
 
-    file = tmp_path / "serve.yaml"
-    file.write_text("policy: {tau: -3}\n")
-    command._reload(Fake(), file, [])  # type: ignore[arg-type]
-    assert "refused, the old settings stay: setting policy.tau" in capsys.readouterr().err
-    file.write_text("policy: {name: suffix}\n")
-    command._reload(Fake(), file, [])  # type: ignore[arg-type]
-    assert [config.policy.name for config in changed] == ["suffix"]
+    old, file = command._load(None, []), tmp_path / "serve.yaml"
+
+    def reload(text: str) -> tuple[Any, str]:
+        file.write_text(text)
+        now = command._reload(Fake(), old, file, [])  # type: ignore[arg-type]
+        return now, capsys.readouterr().err
+
+    for text, word in (
+        ("policy: {tau: -3}\n", "setting policy.tau"),
+        ("policy: {name: hvd_tau, predictor: /nowhere}\n", "predictor /nowhere"),
+    ):
+        now, said = reload(text)
+        assert now is old
+        assert f"refused, the old settings stay: {word}" in said
+        assert not changed, "what serves was touched"
+    now, said = reload("policy: {name: ngram}\n")
+    assert now is old
+    assert "going back to the old settings: Serve cannot" in said
+    assert changed[1:] == [old]
+    now, said = reload("policy: {name: suffix}\n")
+    assert (now.policy.name, said) == ("suffix", "settings read again\n")
+
+
+def test_a_port_is_one_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with command._claimed(8613):
+        with pytest.raises(UserError, match="on port 8613"), command._claimed(8613):
+            pass
+        with command._claimed(8614):
+            pass
+    with command._claimed(8613):
+        pass
+    monkeypatch.setattr(command, "_run", lambda *_, **__: None)
+    with pytest.raises(UserError, match=r"serving\.replicas"):
+        serve(replicas=0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from hvd_ray.engines.toy import ToyEngine
+from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.serving.calls import Call, Event, Failure, Piece
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.replica import Replica
@@ -500,3 +500,41 @@ def test_without_a_replica_the_time_limit_still_holds(
     replica.end()
     assert answer.status_code == 408
     assert answer.json()["error"]["code"] == "timeout"
+
+
+def test_a_budget_that_nobody_named_is_no_fault(open_client: Callable[..., TestClient]) -> None:
+    client = open_client(make_replica({"limits": {"max_output_tokens": 8}}))
+    answer = client.post("/v1/completions", json={"prompt": "badge", "temperature": 0})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] <= 8
+    refused = client.post("/v1/completions", json={"prompt": "badge", "max_tokens": 16})
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("prompt", [[], [1, "a"], [1.5], [True], [[]], {"text": "a"}])
+def test_a_prompt_of_no_form_is_told_the_forms(
+    open_client: Callable[..., TestClient], prompt: Any
+) -> None:
+    answer = open_client().post("/v1/completions", json={"prompt": prompt})
+    assert answer.status_code == 400
+    assert "prompt: expected a text, token ids" in answer.json()["error"]["message"]
+
+
+def test_an_endless_prompt_is_refused_by_its_beginning(
+    open_client: Callable[..., TestClient],
+) -> None:
+    read: list[int] = []
+
+    class Counting(ToyCodec):
+        def encode(self, text: str) -> list[int]:
+            read.append(len(text))
+            return super().encode(text)
+
+    client = open_client(make_replica(codec=Counting()))
+    for path, body in (
+        ("/v1/completions", {"prompt": "abc" * 300_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc" * 300_000}]}),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert 0 < max(read) < 100_000

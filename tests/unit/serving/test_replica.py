@@ -231,8 +231,9 @@ def test_new_limits_hold_for_the_next(gated: Any) -> None:
         assert await replica.reconfigure(tree)
         failure = failure_in(await events_of(replica, call(max_tokens=50)))
         assert failure.param == "max_tokens"
-        events = await events_of(replica, call(max_tokens=None))
-        assert len(text_of(events)) <= 5
+        for usual in (None, 16, 3):
+            events = await events_of(replica, call(max_tokens=None, usual_tokens=usual))
+            assert len(text_of(events)) == min(5, usual or 5)
         failure = failure_in(await events_of(replica, call(prompts=("abcdefg",))))
         assert failure.param == "prompt"
 
