@@ -8,7 +8,17 @@ from hvd_ray.advise.contestants import GREEDY, ORACLE
 from hvd_ray.advise.judging import ALL, Row
 from hvd_ray.advise.result import Advice
 from hvd_ray.pages.document import Markup
-from hvd_ray.pages.plots import GRID, INK, MUTED, colours, inline_svg, legend, new_figure, title
+from hvd_ray.pages.plots import (
+    GRID,
+    INK,
+    MUTED,
+    colours,
+    inline_svg,
+    legend,
+    marks,
+    new_figure,
+    title,
+)
 
 _SOURCES = ("none", "ngram", "suffix", "eagle3")
 MAX_PANELS = 6
@@ -115,10 +125,10 @@ def load_plot(advice: Advice) -> Markup:
     """Speed-up against requests at once; dotted where the cost table was extended."""
     figure, (ax,) = new_figure(4.6, 2.9)
     names = list(dict.fromkeys(point.system for point in advice.load))
-    for name, colour in colours(names).items():
+    for name, (colour, shape) in marks(names).items():
         points = [point for point in advice.load if point.system == name]
         within = [point for point in points if not point.is_beyond_table]
-        for kept, style in ((points, "o:"), (within, "o-")):
+        for kept, style in ((points, f"{shape}:"), (within, f"{shape}-")):
             ax.plot([p.concurrency for p in kept], [p.speedup for p in kept], style, color=colour,
                     label=name if kept is within else None)  # fmt: skip
     ax.axhline(1, color=INK, linewidth=0.9)

@@ -40,16 +40,19 @@ def tiles(figures: Sequence[tuple[str, str]]) -> Markup:
 def table(head: Sequence[str], body: Sequence[Sequence[str]], *, marked: str = "") -> Markup:
     """A table; the first column is words, the others are figures.
 
+    Where there are many columns, an interval stands in small type below its figure.
+
     Args:
         head: names of the columns.
         body: rows of as many cells.
         marked: rows that begin with it stand out.
     """
+    is_wide = len(head) >= WIDE
     headings = "".join(_cell("th", name, index) for index, name in enumerate(head))
     lines = []
     for row in body:
         kind = " class=best" if marked and row[0] == marked else ""
-        cells = "".join(_cell("td", words, index) for index, words in enumerate(row))
+        cells = "".join(_cell("td", w, index, is_wide=is_wide) for index, w in enumerate(row))
         lines.append(f"<tr{kind}>{cells}</tr>")
     inside = f"<thead><tr>{headings}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return Markup(f"<div class=scroll><table>{inside}</table></div>")
@@ -76,9 +79,19 @@ def _words(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _cell(tag: str, words: str, index: int) -> str:
+WIDE = 7
+"""Columns from which on a table takes little room for each."""
+_INTERVAL = re.compile(r"([\d.]+) (\([^)]*\))")
+
+
+def _cell(tag: str, words: str, index: int, *, is_wide: bool = False) -> str:
     kind = " class=num" if index else ""
-    return f"<{tag}{kind}>{escape(words)}</{tag}>"
+    inside = escape(words)
+    if tag == "th":  # a long name may break where its parts meet
+        inside = inside.replace("_", "_<wbr>")
+    elif is_wide and (found := _INTERVAL.fullmatch(words)):
+        inside = f"{found[1]}<small> {escape(found[2])}</small>"
+    return f"<{tag}{kind}>{inside}</{tag}>"
 
 
 _DOCUMENT = """<!doctype html>
@@ -119,7 +132,10 @@ table { border-collapse: collapse; font-size: 13px; margin: 8px 0 14px; }
 th { text-align: left; border-bottom: 2px solid var(--muted); padding: 4px 10px 4px 0; }
 td { border-bottom: 1px solid var(--grid); padding: 3px 10px 3px 0; white-space: nowrap; }
 td.num, th.num { text-align: right; font-variant-numeric: tabular-nums; }
-tr.best td { font-weight: 600; background: var(--best); }
+td small { display: block; font-size: 10.5px; line-height: 1.1; color: var(--muted); }
+th { vertical-align: bottom; }
+th:first-child, td:first-child { position: sticky; left: 0; background: var(--page); }
+tr.best td, tr.best td:first-child { font-weight: 600; background: var(--best); }
 code { background: var(--box); border-radius: 4px; padding: 1px 4px; font-size: 0.9em; }
 pre { background: var(--box); border: 1px solid var(--grid); border-radius: 6px; padding: 10px 12px;
   overflow-x: auto; font-size: 12.5px; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -129,6 +145,7 @@ pre { background: var(--box); border: 1px solid var(--grid); border-radius: 6px;
   @page { size: A4; margin: 12mm; }
   body { margin: 0; padding: 0; font-size: 11px; max-width: none; }
   svg, tr, pre, .tile { break-inside: avoid; } h2, p { break-after: avoid; }
-  table { font-size: 9.5px; } .scroll { overflow: visible; }
+  table { font-size: 9.5px; } td small { font-size: 7.5px; } .scroll { overflow: visible; }
+  th, td { padding-right: 6px; } th:first-child, td:first-child { position: static; }
 }
 """

@@ -20,19 +20,25 @@ if TYPE_CHECKING:
 
 INK, MUTED, GRID = "#010203", "#010204", "#010205"
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"}
-SERIES = ("#0b7fc2", "#d9650f", "#0f9d74", "#b4589f", "#c99700", "#5b6ee1", "#8a8f98", "#c23b4b")
+SERIES = ("#0b7fc2", "#d9650f", "#0f9d74", "#b4589f", "#c99700", "#5b6ee1", "#8a8f98", "#c23b4b",
+          "#2ab3c6", "#9a6a3a")  # fmt: skip
 """Told apart on white, on black and, by their order of lightness, mostly in grey."""
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
+"""As many as there are colours and one more, so that a pair of both comes back late."""
 _HEADER = re.compile(r"^.*?(?=<svg)", re.S)
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.S)
 
 
-def new_figure(width: float, height: float, *, num_axes: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of so many inches with axes side by side, without pyplot's global state."""
+def new_figure(
+    width: float, height: float, *, num_axes: int = 1, stacked: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure of so many inches with axes side by side or stacked, without pyplot's state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)
-    axes = [figure.add_subplot(1, num_axes, index + 1) for index in range(num_axes)]
+    rows, columns = (num_axes, 1) if stacked else (1, num_axes)
+    axes = [figure.add_subplot(rows, columns, index + 1) for index in range(num_axes)]
     for ax in axes:
         _dress(ax)
     return figure, axes
@@ -65,6 +71,12 @@ def inline_svg(figure: Figure, label: str) -> Markup:
 def colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each name, by its place."""
     return {name: SERIES[index % len(SERIES)] for index, name in enumerate(names)}
+
+
+def marks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A colour and a shape for each name, by its place; no two alike."""
+    shapes = {name: MARKS[index % len(MARKS)] for index, name in enumerate(names)}
+    return {name: (colour, shapes[name]) for name, colour in colours(names).items()}
 
 
 def _dress(ax: Axes) -> None:

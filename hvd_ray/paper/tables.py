@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_ray.bench.report import arm_label, percent, speedup_cell
+from hvd_ray.bench.report import across, arm_label, percent, speedup_cell
 from hvd_ray.bench.result import ALL_WORKLOADS, BASELINE, BenchResult, Row
 from hvd_ray.paper.beside import OURS, PAPERS_OWN, beside, cold, wins
 
@@ -42,15 +42,15 @@ def readme_tables(result: BenchResult, own: Mapping[str, Any]) -> list[Table]:
 
 def _speedups(result: BenchResult) -> Table:
     rows = [row for row in cold([*result.rows, *result.aggregate]) if row.system != BASELINE]
-    across = list(dict.fromkeys(row.system for row in rows))
+    columns = across(row.system for row in rows)
     cells = {(row.workload, row.system): speedup_cell(row) for row in rows}
     return Table(
         "Speed-up by workload",
         "Tokens per second over greedy's, cold cache, 95 % intervals where there are three "
         "prompts or sessions.",
-        ["workload", *across],
+        ["workload", *columns],
         [
-            [workload, *(cells.get((workload, system), "-") for system in across)]
+            [workload, *(cells.get((workload, system), "-") for system in columns)]
             for workload in dict.fromkeys(row.workload for row in rows)
         ],
     )

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from hvd_ray.bench.plots import plot_speedups
 from hvd_ray.bench.report import (
     BEGIN,
     END,
+    across,
     markdown_report,
     markdown_table,
     percent,
@@ -219,3 +221,26 @@ def test_a_readme_without_its_markers_is_left_alone(result, tmp_path, text):
         update_readme(readme, [result])
     assert readme.read_text() == text
     assert list(tmp_path.iterdir()) == [readme]
+
+
+def test_many_workloads_are_drawn_in_rows_with_a_mark_of_its_own_for_each_system():
+    workloads = [f"workload {number}" for number in range(8)]
+    systems = ("ngram", "suffix", "eagle3", "hvd_cost", "hf_assisted")
+    rows = tuple(_row(s, workload=w) for w in workloads for s in ("greedy", *systems))
+    figure = plot_speedups(BenchResult({}, (), rows, ()))
+    upper, lower = figure.axes
+    drawn = [line for line in upper.lines if not line.get_label().startswith("_")]
+    assert [line.get_label() for line in drawn] == list(systems)
+    looks = {(line.get_color(), line.get_marker()) for line in drawn}
+    assert len(looks) == len(systems)
+    shown = [label.get_text() for axes in (upper, lower) for label in axes.get_xticklabels()]
+    assert shown == workloads
+    assert figure.get_figwidth() <= 11
+
+
+def test_the_headline_stands_first_where_tables_are_wide():
+    assert across(["ngram", "hvd_cost warm", "suffix", "hvd_cost cold", "ngram"]) == [
+        *("hvd_cost warm", "hvd_cost cold"),
+        *("ngram", "suffix"),
+    ]
+    assert across(["hvd_cost+tiered", "suffix"]) == ["hvd_cost+tiered", "suffix"]

@@ -3,7 +3,7 @@
 import re
 
 from hvd_ray.pages.document import bullets, code, document, paragraph, section, table, tiles
-from hvd_ray.pages.plots import INK, inline_svg, legend, new_figure
+from hvd_ray.pages.plots import INK, inline_svg, legend, marks, new_figure
 
 EVIL = '<script>alert("x")</script>'
 
@@ -34,6 +34,24 @@ def test_a_page_fetches_nothing_and_has_dark_and_print_styles():
     assert not re.findall(r"(?:src|href)=\"(?!#)", page)
     assert "prefers-color-scheme: dark" in page
     assert "@media print" in page
+
+
+def test_intervals_of_wide_tables_stand_small_below_their_figures():
+    cells = ["a", "1.24 (0.76-2.01)", "1.10", "0.25 (few)", "-", "x (y)", "2"]
+    wide = table(["n", "hvd_cost", *"cdefg"], [cells]).html
+    assert "1.24<small> (0.76-2.01)</small>" in wide
+    assert "0.25<small> (few)</small>" in wide
+    assert "<td class=num>x (y)</td>" in wide
+    assert "hvd_<wbr>cost" in wide
+    assert "<small>" not in table(["n", "c"], [cells[:2]]).html
+
+
+def test_no_two_of_many_names_look_alike():
+    names = [f"system {number}" for number in range(16)]
+    looks = marks(names)
+    assert list(looks) == names
+    assert len(set(looks.values())) == len(names)
+    assert len({colour for colour, _ in list(looks.values())[:10]}) == 10
 
 
 def test_figures_take_the_page_s_colours():
