@@ -8,13 +8,13 @@ single cycle instead is greedy: it declines every draft that would dilute a good
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from hvd_ray.context import DecodeContext, DraftOutcome
+from hvd_ray.context import SOURCE_NUMBERS, DecodeContext, DraftHistory, DraftOutcome, Recent
 from hvd_ray.payoff.cost import CostTable
 from hvd_ray.payoff.policy import Candidates
 from hvd_ray.types import Decision, Draft, Float32Array, Source, Step
@@ -24,8 +24,8 @@ from hvd_ray.types import Decision, Draft, Float32Array, Source, Step
 _MAX_ROWS = 130
 PRIOR_CYCLES = 8
 MODEL_ACCEPTANCE = (0.45, 0.4, 0.4, 0.35)
-_PRIOR_TOKENS = 12.0
-_CORRECTION_BOUNDS = (0.5, 1.5)
+PRIOR_TOKENS = 12.0
+CORRECTION_BOUNDS = (0.5, 1.5)
 
 
 @runtime_checkable
@@ -59,6 +59,11 @@ class CostPolicy:
     objective: Literal["rate", "cycle"] = "rate"
     """`cycle` is the greedy rival: the best tokens per millisecond of the single cycle."""
     _costs_R: dict[Source, np.ndarray] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        history = DraftHistory()  # compile now, not in use
+        correction(history.outcomes)
+        model_survival(history.cycles, Source.EAGLE3, 1)
 
     def decide(self, candidates: Candidates, context: DecodeContext) -> Decision:
         rate = self._rate(context.history.cycles)
@@ -104,8 +109,11 @@ class CostPolicy:
 
     def _expected_of_model(self, candidates: Candidates, context: DecodeContext) -> np.ndarray:
         limit = min(self.model_draft_tokens, candidates.model_limit)
-        cycles = [c for c in context.history.cycles if c.source == candidates.model_source]
-        expected_K: np.ndarray = np.cumsum(model_survival(cycles, limit, self.model_acceptance))
+        assert candidates.model_source is not None
+        survival_K = model_survival(
+            context.history.cycles, candidates.model_source, limit, self.model_acceptance
+        )
+        expected_K: np.ndarray = np.cumsum(survival_K)
         return expected_K
 
     def _rate(self, cycles: Iterable[Step]) -> float:
@@ -127,37 +135,32 @@ class CostPolicy:
 
 
 def model_survival(
-    cycles: Sequence[Step], limit: int, acceptance: tuple[float, ...] = MODEL_ACCEPTANCE
+    cycles: Recent[Step],
+    source: Source,
+    limit: int,
+    acceptance: tuple[float, ...] = MODEL_ACCEPTANCE,
 ) -> np.ndarray:
     """P(at least k tokens of the model drafter are accepted), k = 1..limit.
 
     Args:
-        cycles: recent cycles of the request that the model drafted for.
+        cycles: recent cycles of the request.
+        source: the model drafter; only the cycles that it drafted for count.
         limit: tokens of the draft.
         acceptance: the prior P(token k accepted | those before it were), by position.
     """
-    tried_K, hits_K = [0] * limit, [0] * limit
-    for cycle in cycles:
-        for index in range(min(cycle.accepted + 1, cycle.drafted, limit)):
-            tried_K[index] += 1
-            hits_K[index] += cycle.accepted > index
-    chances = [
-        (acceptance[min(index, len(acceptance) - 1)] * PRIOR_CYCLES + hits) / (PRIOR_CYCLES + tried)
-        for index, (tried, hits) in enumerate(zip(tried_K, hits_K, strict=True))
-    ]
-    survival_K: np.ndarray = np.cumprod(chances)
+    from hvd_ray.payoff.history_kernel import write_survival
+
+    survival_K = np.empty(limit)
+    write_survival(cycles.figures, SOURCE_NUMBERS[source], np.array(acceptance), survival_K)
     return survival_K
 
 
-def correction(outcomes: Iterable[DraftOutcome]) -> float:
+def correction(outcomes: Recent[DraftOutcome]) -> float:
     """How much more or less than predicted recent drafts brought, shrunk and bounded.
 
     The prior's weight keeps a single bad step from muting the cache.
     """
-    actual = predicted = _PRIOR_TOKENS
-    for outcome in outcomes:
-        if outcome.predicted is not None:
-            actual += outcome.accepted_len
-            predicted += outcome.predicted
-    low, high = _CORRECTION_BOUNDS
-    return min(high, max(low, actual / predicted))
+    from hvd_ray.payoff.history_kernel import correct_by
+
+    factor: float = correct_by(outcomes.figures)
+    return factor

@@ -2,7 +2,7 @@
 
 Import it lazily: it loads numba. Every function writes one group into `out_F`
 from `at` on, in the order of `features.FEATURE_GROUPS`. Shapes: F features, K draft length,
-H kept outcomes (newest first), T last committed tokens, V vocabulary.
+H kept outcomes (newest first) and X their figures, T last committed tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def write_features(
     prompt_len: int,
     tail_T: Any,
     num_committed: int,
-    accepted_H: Any,
-    drafted_H: Any,
+    outcomes_HX: Any,
     num_outcomes: int,
     num_since_mismatch: int,
     selection_rate: float,
@@ -71,9 +70,7 @@ def write_features(
     """All features of one draft at one position."""
     at = _cache_match(probs_K, num_probs, score, match_len, draft_len, is_local, out_F, 0)
     at = _decode_state(prompt_len, num_committed, out_F, at)
-    at = _recent_history(
-        accepted_H, drafted_H, num_outcomes, num_since_mismatch, selection_rate, out_F, at
-    )
+    at = _recent_history(outcomes_HX, num_outcomes, num_since_mismatch, selection_rate, out_F, at)
     at = _draft_tokens(draft_K, draft_len, flags_V, balance_V, out_F, at)
     at = _tail_tokens(tail_T, flags_V, balance_V, out_F, at)
     out_F[at : at + len(evidence_E)] = evidence_E
@@ -126,26 +123,26 @@ def _decode_state(prompt_len: int, num_committed: int, out_F: Any, at: int) -> i
 
 @compiled
 def _recent_history(
-    accepted_H: Any,
-    drafted_H: Any,
+    outcomes_HX: Any,
     num_outcomes: int,
     num_since_mismatch: int,
     selection_rate: float,
     out_F: Any,
     at: int,
 ) -> int:
+    accepted_H, drafted_H = outcomes_HX[:, 0], outcomes_HX[:, 1]
     for which in range(3):
         window = min(num_outcomes, 1 << which)
-        accepted, drafted = 0, 0
+        accepted, drafted = 0.0, 0.0
         for i in range(window):
             accepted += accepted_H[i]
             drafted += drafted_H[i]
         out_F[at + which] = accepted / max(1, window)
-        out_F[at + 3 + which] = accepted / max(1, drafted)
+        out_F[at + 3 + which] = accepted / max(1.0, drafted)
     weight, weights, mean, ratio, num_high, num_none = 1.0, 0.0, 0.0, 0.0, 0, 0
     for i in range(num_outcomes):
         mean += weight * accepted_H[i]
-        ratio += weight * accepted_H[i] / max(1, drafted_H[i])
+        ratio += weight * accepted_H[i] / max(1.0, drafted_H[i])
         weights += weight
         weight *= DECAY
         num_high += accepted_H[i] >= HIGH_PAYOFF

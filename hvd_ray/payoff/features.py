@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hvd_ray.context import HISTORY_LENGTH, DecodeContext, DraftHistory
+from hvd_ray.context import DecodeContext, DraftHistory
 from hvd_ray.drafting.evidence import NO_EVIDENCE, PLACE_NAMES, SUPPORT_NAMES
 from hvd_ray.payoff.token_classes import TokenClasses
 from hvd_ray.types import NO_DRAFT, Draft, Float32Array, TokenBuffer
@@ -135,8 +135,6 @@ class FeatureExtractor:
         self._balance_V = token_classes.balance_V
         self._draft_K = np.zeros(128, dtype=np.int32)
         self._probs_K = np.zeros(128, dtype=np.float64)
-        self._accepted_H = np.zeros(HISTORY_LENGTH, dtype=np.int64)
-        self._drafted_H = np.zeros(HISTORY_LENGTH, dtype=np.int64)
         self.extract(NO_DRAFT, DecodeContext(TokenBuffer(), 0, 0, 0))  # compile now, not in use
 
     def __reduce__(self) -> tuple[type[FeatureExtractor], tuple[TokenClasses]]:
@@ -168,9 +166,8 @@ class FeatureExtractor:
             context.prompt_len,
             context.token_ids.tail(TAIL_LENGTH),
             len(context.token_ids),
-            self._accepted_H,
-            self._drafted_H,
-            self._read_outcomes(history),
+            history.outcomes.figures,
+            len(history.outcomes),
             history.num_since_mismatch,
             _selection_rate(history),
             self._flags_V,
@@ -178,14 +175,6 @@ class FeatureExtractor:
             NO_EVIDENCE if draft.evidence_E is None else draft.evidence_E,
             out_F,
         )
-
-    def _read_outcomes(self, history: DraftHistory) -> int:
-        """Copy the outcomes into the buffers, newest first, and count them."""
-        outcomes = history.outcomes
-        for i, outcome in enumerate(reversed(outcomes)):
-            self._accepted_H[i] = outcome.accepted_len
-            self._drafted_H[i] = outcome.draft_len
-        return len(outcomes)
 
     def _grow(self, length: int) -> None:
         self._draft_K = np.zeros(2 * length, dtype=np.int32)

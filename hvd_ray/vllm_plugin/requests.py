@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import count, takewhile
+from itertools import count
 
-from hvd_ray.context import DecodeContext, DraftHistory, DraftOutcome
+from hvd_ray.context import DecodeContext, DraftOutcome
 from hvd_ray.drafting.suffix import RuleDrafter, SuffixDrafter
 from hvd_ray.types import NO_DRAFT, Draft, Int32Array, Request, Source, Step, TokenBuffer
 from hvd_ray.vllm_plugin.options import Control
@@ -185,7 +185,7 @@ class RequestTable:
         )
         is_selected = step.source == plan.cache.source and step.drafted > 0
         context.history.note(plan.cache, is_selected=is_selected, predicted=plan.predicted_payoff)
-        for outcome in _resolved_by(tokens, context.history):
+        for outcome in context.history.advance(tokens):
             self.on_outcome(outcome)
         context.history.cycles.append(step)
         context.token_ids.extend(tokens)
@@ -208,14 +208,6 @@ def tracked_tokens(sampled: list[int], tracked: Tracked) -> tuple[int, ...]:
         if token in tracked.profile.stop_token_ids:
             return tuple(sampled[: index + 1])
     return tuple(sampled[: max(left, 0)])
-
-
-def _resolved_by(tokens: tuple[int, ...], history: DraftHistory) -> list[DraftOutcome]:
-    """Advance the history; the outcomes that this settled."""
-    latest = history.outcomes[-1] if history.outcomes else None
-    history.advance(tokens)
-    settled = takewhile(lambda outcome: outcome is not latest, reversed(history.outcomes))
-    return list(settled)[::-1]
 
 
 def _has_ended(tokens: tuple[int, ...], tracked: Tracked) -> bool:

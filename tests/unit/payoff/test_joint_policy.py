@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from random import Random
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_ray.context import DecodeContext
+from hvd_ray.context import HISTORY_LENGTH, NUM_RECENT_CYCLES, DecodeContext, DraftOutcome
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.payoff.joint_policy import Float64Array, JointCostPolicy, TableCosts
 from hvd_ray.payoff.policy import Candidates
 from hvd_ray.types import Draft, Float32Array, Source, Step, TokenBuffer
+from tests.unit.payoff.joint_reference import decide_plainly
 
 
 class Curves:
@@ -130,8 +132,8 @@ def test_the_rate_counts_each_cycle_by_its_own_rows() -> None:
         Step(i, i, Source.SUFFIX, 8 * (i % 2), 4 * (i % 2), 1 + 4 * (i % 2)) for i in range(8)
     ]
     policy = JointCostPolicy(Curves(), DearSecondRow(row=0.0))
-    costs = policy.costs.verify_ms(16)
-    rate = policy._rate([context(*cycles)], costs)
+    offers = policy._offers([Candidates()], [context(*cycles)])
+    rate = policy._rate(offers, policy.costs.verify_ms(16))
     assert rate == (8 + 8 * 3) / (12 * 10 + 4 * 18)
 
 
@@ -163,3 +165,43 @@ def test_no_other_cut_of_the_caches_drafts_is_worth_more(
 
     best = max(value(cuts) for cuts in product(*[range(len(curve) + 1) for curve in curves]))
     assert value(lengths) >= best - 1e-6
+
+
+def history_of(random: Random) -> DecodeContext:
+    """Any number of cycles and outcomes, more than are kept too."""
+    made = context()
+    made.max_tokens = random.choice([5, 60, 1000])
+    for number in range(random.choice([0, 3, NUM_RECENT_CYCLES, 3 * NUM_RECENT_CYCLES])):
+        source = random.choice([Source.NONE, Source.SUFFIX, Source.EAGLE3])
+        drafted = 0 if source is Source.NONE else random.randint(1, 6)
+        accepted = random.randint(0, drafted)
+        made.history.cycles.append(Step(number, 0, source, drafted, accepted, accepted + 1))
+    for _ in range(random.choice([0, 3, 3 * HISTORY_LENGTH])):
+        predicted = random.choice([None, random.uniform(0, 6)])
+        made.history.outcomes.append(DraftOutcome(6, random.randint(0, 6), predicted))
+    return made
+
+
+def any_candidates(random: Random) -> Candidates:
+    percent = sorted((random.randint(1, 99) for _ in range(random.randint(0, 8))), reverse=True)
+    source = random.choice([None, Source.EAGLE3])
+    entry_ms = random.choice([0.0, 0.0, 30.0])
+    draft = Draft(Source.SUFFIX, tuple(percent))
+    return Candidates(draft, source, random.randint(0, 6), model_entry_ms=entry_ms)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    num_requests=st.integers(1, 9),
+    costs=st.sampled_from([Lines(), Lines(row=0.13, model=0.7), DearSecondRow(row=0.21)]),
+)
+def test_decides_as_the_plain_reference_does(seed: int, num_requests: int, costs: Lines) -> None:
+    random = Random(seed)
+    contexts = [history_of(random) for _ in range(num_requests)]
+    candidates = [any_candidates(random) for _ in range(num_requests)]
+    curves = [
+        curve.tolist() for curve in Curves().survival_all([c.cache for c in candidates], contexts)
+    ]
+    decisions = JointCostPolicy(Curves(), costs).decide_all(candidates, contexts)
+    got = [(decision.source, decision.length) for decision in decisions]
+    assert got == decide_plainly(candidates, contexts, curves, costs)
