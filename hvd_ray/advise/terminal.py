@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_ray.advise.judging import ALL, Row
 from hvd_ray.advise.page import figure, interval, system_label
-from hvd_ray.advise.recommend import PREDICTOR
+from hvd_ray.advise.recommend import PREDICTOR, Recommendation
 from hvd_ray.advise.result import Advice
 from hvd_ray.payoff.quality import ALL_WORKLOADS
 
@@ -18,13 +19,19 @@ if TYPE_CHECKING:
 _SOURCES = {"none": "plain", "ngram": "cache", "suffix": "cache", "eagle3": "head"}
 
 
-def terminal_advice(advice: Advice) -> RenderableType:
-    """Headline, table, cache, load, predictor, what to type and what it rests on."""
+def terminal_advice(advice: Advice, page: Path | None = None) -> RenderableType:
+    """Headline, table, cache, load, predictor, what to type and what it rests on.
+
+    Args:
+        advice: what was found.
+        page: where its page was written.
+    """
     from rich.console import Group
     from rich.text import Text
 
     lines = [*advice.verdict.lines, "", *_cache_lines(advice), *_predictor_lines(advice)]
-    last = ["Rests on:", *(f"- {line}" for line in advice.rests_on), "", *_advised(advice)]
+    last = ["Rests on:", *(f"- {line}" for line in advice.rests_on), ""]
+    last += advised_lines(advice.recommendation, page)
     parts: list[RenderableType] = [Text(line) for line in lines]
     parts.insert(len(advice.verdict.lines), _system_table(advice))
     if advice.load:
@@ -98,8 +105,8 @@ def _predictor_lines(advice: Advice) -> list[str]:
     ]
 
 
-def _advised(advice: Advice) -> Sequence[str]:
-    advised = advice.recommendation
+def advised_lines(advised: Recommendation, page: Path | None) -> Sequence[str]:
+    """What to type, and where the configuration for Ray Serve stands."""
     if advised.system is None:
         return ["Advice: turn nothing on."]
     lines = [f"Advice: {advised.system}", advised.vllm_command]
@@ -107,7 +114,8 @@ def _advised(advice: Advice) -> Sequence[str]:
         lines.append(f"({', '.join(advised.placeholders)}: put in your own)")
     if PREDICTOR in advised.placeholders:
         lines.append("(the predictor learnt here is kept by --save-predictor DIR)")
-    return lines
+    where = f"at the end of {page}" if page else "on the page that --out PAGE.html writes"
+    return [*lines, f"(for Ray Serve: the YAML is {where})"]
 
 
 def _plain(workload: str) -> str:

@@ -143,7 +143,7 @@ def _answer(advice: Advice, *, as_json: bool, out: Path | None) -> None:
     from hvd_ray.advise.page import write_page
     from hvd_ray.advise.terminal import terminal_advice
 
-    written = []
+    written, page = [], None
     if out is not None:
         page = out if out.suffix == ".html" else out.with_suffix(".html")
         written = [out.with_suffix(".json") if out.suffix == ".html" else out, page]
@@ -152,6 +152,6 @@ def _answer(advice: Advice, *, as_json: bool, out: Path | None) -> None:
     if as_json:
         print(json.dumps(advice.as_json(), indent=2, allow_nan=False))
         return
-    Console().print(terminal_advice(advice))
+    Console().print(terminal_advice(advice, page))
     for path in written:
         print(f"written: {path}")

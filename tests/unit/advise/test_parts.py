@@ -1,6 +1,7 @@
 """The parts of an advice: acceptance, roles, walk, systems, filling, verdict, recommendation."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hvd_ray.advise.loading import load_points
 from hvd_ray.advise.lookups import walk
 from hvd_ray.advise.material import deal_roles, read_traffic
 from hvd_ray.advise.recommend import HEAD, PREDICTOR, Setting, recommend
+from hvd_ray.advise.terminal import advised_lines
 from hvd_ray.advise.verdict import WorkloadVerdict, verdict_of
 from hvd_ray.config import Config, SuffixConfig
 from hvd_ray.drafting.suffix import SuffixDrafter
@@ -315,3 +317,11 @@ def test_nothing_is_turned_on_where_it_does_not_help():
     found = advised("suffix", kind="will not help")
     assert found.speculative_config is None
     assert found.vllm_command == "vllm serve smollm2-135m"
+
+
+def test_the_terminal_says_where_the_serve_yaml_is():
+    shown = advised_lines(advised("hvd_cost"), Path("answer.html"))
+    assert shown[-1] == "(for Ray Serve: the YAML is at the end of answer.html)"
+    assert "--out PAGE.html" in advised_lines(advised("suffix"), None)[-1]
+    nothing = advised("suffix", kind="will not help")
+    assert advised_lines(nothing, None) == ["Advice: turn nothing on."]
