@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvd_ray.bench.result import BASELINE, BenchResult, Row
 from hvd_ray.bench.rivals import RIVALS
-from hvd_ray.bench.tier_report import HEADINGS, cost_line, has_tiers, tier_rows, tier_summary
+from hvd_ray.bench.tier_report import cost_line, has_tiers, tier_rows, tier_summary
 from hvd_ray.config import split_system
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
@@ -167,7 +167,7 @@ def _section(result: BenchResult, heading: str, image: str | None) -> str:
             TIERS_CAPTION + " " + cost_line(result.provenance),
             markdown_table(*tier_summary(result)),
             "The same by workload:",
-            markdown_table(list(HEADINGS), tier_rows(result)),
+            markdown_table(*tier_rows(result)),
         ]
     parts += [
         "Plain decoding, and how much of its output loops (a 20-token stretch four times or more):",

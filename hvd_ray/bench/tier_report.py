@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -25,13 +25,21 @@ def has_tiers(result: BenchResult) -> bool:
     return any(split_system(row.system)[1] != "full" for row in result.rows)
 
 
-def tier_rows(result: BenchResult) -> list[list[str]]:
-    """The table's cells, greedy's quality on top of each workload."""
+def tier_rows(result: BenchResult) -> tuple[list[str], list[list[str]]]:
+    """Head and cells, greedy's quality on top of each workload."""
     rows = [*result.rows, *result.aggregate]
-    return [_cells(row, is_timed=result.is_timed) for row in rows]
+    return _shown(HEADINGS, map(_cells, rows), is_timed=result.is_timed)
 
 
-def _cells(row: Row, *, is_timed: bool) -> list[str]:
+def _shown(
+    head: Sequence[str], body: Iterable[Sequence[str]], *, is_timed: bool
+) -> tuple[list[str], list[list[str]]]:
+    """Without the column of speed-ups where none were timed."""
+    kept = [at for at, name in enumerate(head) if is_timed or not name.startswith("speed-up")]
+    return [head[at] for at in kept], [[cells[at] for at in kept] for cells in body]
+
+
+def _cells(row: Row) -> list[str]:
     is_baseline = row.system == BASELINE
     low, high = row.speedup_ci
     interval = "(few)" if row.ci_is_degenerate else f"({low:.2f}-{high:.2f})"
@@ -43,7 +51,7 @@ def _cells(row: Row, *, is_timed: bool) -> list[str]:
         _number(row.full_passes_per_token),
         _number(row.slim_passes_per_token) if row.slim_passes_per_token else "-",
         _percent(row.unchecked_share or None),
-        speed if is_timed else "-",
+        speed,
         _percent(row.agreement_with_greedy),
         "-" if row.quality is None else f"{row.quality:.2f} {row.quality_metric}",
     ]
@@ -68,10 +76,10 @@ def tier_summary(result: BenchResult) -> tuple[list[str], list[list[str]]]:
     ratio = slim_cost_ratio(result.provenance)
     body = []
     for row in result.aggregate:
-        cells = _summary_cells(row, ratio, is_timed=result.is_timed)
+        cells = _summary_cells(row, ratio)
         scores = [quality.get((row.system, row.cache, workload)) for workload in scored]
         body.append([*cells, *map(_number, scores)])
-    return head, body
+    return _shown(head, body, is_timed=result.is_timed)
 
 
 def tier_summary_text(result: BenchResult) -> str:
@@ -91,7 +99,7 @@ def _wrapped(line: str) -> str:
     return fill(line, width=80, break_long_words=False)
 
 
-def _summary_cells(row: Row, cost_ratio: float | None, *, is_timed: bool) -> list[str]:
+def _summary_cells(row: Row, cost_ratio: float | None) -> list[str]:
     is_tiered = split_system(row.system)[1] != "full"
     speed = f"{row.speedup_vs_greedy:.2f} ({row.speedup_ci[0]:.2f}-{row.speedup_ci[1]:.2f})"
     if row.system == BASELINE or row.ci_is_degenerate:
@@ -103,7 +111,7 @@ def _summary_cells(row: Row, cost_ratio: float | None, *, is_timed: bool) -> lis
         _number(row.full_passes_per_token),
         _number(row.slim_passes_per_token) if is_tiered else "-",
         _percent(row.unchecked_share or None),
-        speed if is_timed else "-",
+        speed,
         _percent(row.agreement_with_greedy),
     ]
 
