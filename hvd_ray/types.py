@@ -5,7 +5,7 @@ Nothing here imports an engine, Ray or torch; DESIGN's vocabulary is the vocabul
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -231,7 +231,9 @@ def _sampling_from_dict(values: dict[str, object]) -> SamplingParams:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def _is_int(value: object) -> bool:

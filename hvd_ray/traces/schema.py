@@ -235,6 +235,9 @@ def steps_from_table(table: Any) -> dict[str, tuple[Step, ...]]:
 def _trace_row(trace: Trace) -> dict[str, Any]:
     row = {name: getattr(trace, name) for name in TRACES_SCHEMA.names}
     sampling = {f.name: getattr(trace.sampling, f.name) for f in _SAMPLING}
+    for column in _SAMPLING:
+        if pa.types.is_floating(column.type):  # given as a whole number, it may have no exact one
+            sampling[column.name] = float(sampling[column.name])
     row["sampling"] = sampling | {"logit_bias": list(trace.sampling.logit_bias.items())}
     return row
 

@@ -19,7 +19,14 @@ import numpy as np
 import pyarrow as pa
 
 from hvd_ray.traces.schema import TRACES_SCHEMA, Trace, trace_id_of, traces_to_table
-from hvd_ray.traces.transcripts_entries import AnswerEnd, Continuation, Dialogue, LogEntry
+from hvd_ray.traces.transcripts_entries import (
+    AnswerEnd,
+    BadLogRowError,
+    Continuation,
+    Dialogue,
+    LogEntry,
+    whole_text,
+)
 from hvd_ray.traces.transcripts_plan import LogSource
 from hvd_ray.traces.transcripts_render import ChatTemplate, DialogueRenderer
 from hvd_ray.traces.transcripts_tokens import SegmentTokenizer, Tokenizer
@@ -110,7 +117,7 @@ class TranscriptImporter:
         """The traces of an entry, in the order of its turns; those beyond the context are left out.
 
         Raises:
-            UserError: the chat template refuses the dialogue.
+            UserError: the chat template refuses the dialogue, or makes of it what is no text.
         """
         for answer in self._answers(entry.body):
             fitted = self._fitted(answer)
@@ -128,15 +135,18 @@ class TranscriptImporter:
 
     def _answers(self, body: Dialogue | Continuation) -> Iterator[_Answer]:
         if isinstance(body, Continuation):
+            whole_text(body.prompt + body.completion, "the text")
             prompt = np.array(self._tokenizer.encode_prompt(body.prompt), dtype=np.int32)
             output = self._segments.tokenize(body.completion).token_ids
             yield _Answer(0, body.end, None, prompt, self._ended(output, body.end))
             return
-        last = body.answers[-1]
+        last, checked = body.answers[-1], ""
         for found in self._renderer.answers(body):
             if not self._takes_all and found.place != last:
                 continue
             message = body.messages[found.place]
+            if found.text is not checked:  # the last place before the tokenizer, which dies of it
+                checked = whole_text(found.text, "the dialogue")
             prompt, output = self._segments.cut(found.text, found.start, found.end)
             output = self._ended(output, message.end)
             yield _Answer(found.place, message.end, message.created_at, prompt, output)
@@ -232,7 +242,10 @@ def _moment(entry: LogEntry, answer: _Answer, file_index: int) -> datetime:
     if answer.created_at is not None:
         return answer.created_at
     if entry.created_at is None:
-        return _FIRST_MOMENT + file_index * _FILE_STEP + entry.line * _ROW_STEP + turn
+        try:
+            return _FIRST_MOMENT + file_index * _FILE_STEP + entry.line * _ROW_STEP + turn
+        except OverflowError:
+            raise BadLogRowError("comes after too many files without times; import fewer") from None
     if entry.created_at.microsecond:
         return entry.created_at + turn
     return entry.created_at + (entry.line % _SECOND_US) * _TURN_STEP + turn

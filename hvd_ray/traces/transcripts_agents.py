@@ -16,6 +16,7 @@ from hvd_ray.traces.transcripts_entries import (
     kind_of,
     moment_of,
     text_of,
+    whole_text,
 )
 from hvd_ray.traces.transcripts_messages import message_of, messages_of, tools_of
 
@@ -75,7 +76,7 @@ def openhands(row: Row) -> Iterator[Dialogue]:
     for i, event in enumerate(events):
         where = f"history[{i}]"
         if event.get("action") == "system":
-            tools = tools_of((event.get("args") or {}).get("tools")) or tools
+            tools = tools_of(_object(event, "args", where).get("tools")) or tools
         message = _message(event, where, seen)
         if message is not None:
             messages.append(message)
@@ -103,7 +104,7 @@ def _message(event: Row, where: str, seen: set[str]) -> ChatMessage | None:
         return None
     if "observation" in event:
         return ChatMessage("tool", text_of(event.get("content"), f"{where}.content"))
-    args = event.get("args") or {}
+    args = _object(event, "args", where)
     content = text_of(args.get("content", args.get("thought")), f"{where}.args")
     if kind == "system":
         return ChatMessage("system", content)
@@ -117,23 +118,44 @@ def _agent_turn(
 ) -> ChatMessage | None:
     moment = event.get("timestamp")
     created_at = None if moment is None else moment_of(moment, f"{where}.timestamp")
-    response = (event.get("tool_call_metadata") or {}).get("model_response") or {}
-    choices = response.get("choices")
-    if choices:
+    metadata = _object(event, "tool_call_metadata", where)
+    response = _object(metadata, "model_response", f"{where}.tool_call_metadata")
+    said = _choice(response, f"{where}.model_response")
+    if said is not None:
         response_id = str(response.get("id", where))
         if response_id in seen:
             return None
         seen.add(response_id)
-        said = message_of(choices[0].get("message"), where, default_role="assistant")
         return replace(said, is_answer=True, created_at=created_at)
     if kind == "message":
         content = text_of(args.get("content"), f"{where}.args.content")
         return ChatMessage("assistant", content, is_answer=True, created_at=created_at)
     thought = text_of(args.get("thought"), f"{where}.args.thought")
-    call = _call(str(kind), args)
+    call = _call(str(kind), args, where)
     return ChatMessage("assistant", thought, (call,), is_answer=True, created_at=created_at)
 
 
-def _call(kind: str, args: Row) -> ToolCall:
+def _choice(response: Row, where: str) -> ChatMessage | None:
+    """What the model wrote, from the response kept with an action; None where none was."""
+    choices = response.get("choices")
+    if not choices:
+        return None
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        raise BadLogRowError(f"{where}.choices must be a list of objects, got {kind_of(choices)}")
+    return message_of(choices[0].get("message"), where, default_role="assistant")
+
+
+def _call(kind: str, args: Row, where: str) -> ToolCall:
     given = {key: value for key, value in args.items() if key != "thought"}
-    return ToolCall(kind, json.dumps(given, ensure_ascii=False))
+    arguments = whole_text(json.dumps(given, ensure_ascii=False), f"{where}.args")
+    return ToolCall(whole_text(kind, f"{where}.action"), arguments)
+
+
+def _object(row: Row, key: str, where: str) -> Row:
+    """An object that may be absent or null."""
+    value = row.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadLogRowError(f"{where}.{key} must be an object, got {kind_of(value)}")
+    return value

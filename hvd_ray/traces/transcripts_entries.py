@@ -37,6 +37,8 @@ ROLES: dict[str, Role] = {
 MAX_NAME_CHARS = 400
 FIRST_UNIX_MS = 10**11
 """Unix times from here on count milliseconds: as seconds they would lie beyond the year 5000."""
+LAST_YEAR = 9998
+"""The last one in which a turn may happen after another and still have a time."""
 
 
 class BadLogRowError(UserError):
@@ -128,7 +130,7 @@ def text_of(value: object, where: str) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return _whole(value, where)
+        return whole_text(value, where)
     if isinstance(value, list):
         return "".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(value))
     raise BadLogRowError(f"{where} must be text, null or a list of parts, got {kind_of(value)}")
@@ -145,17 +147,18 @@ def tool_calls_of(message: Mapping[str, Any], where: str) -> tuple[ToolCall, ...
 
 
 def moment_of(value: object, where: str) -> datetime:
-    """A time: ISO 8601 (UTC where it names no zone), or Unix seconds or milliseconds."""
+    """A time in UTC: ISO 8601 (UTC where it names no zone), or Unix seconds or milliseconds."""
     try:
-        if isinstance(value, str):
-            moment = datetime.fromisoformat(value)
-            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            seconds = value / 1000 if abs(value) >= FIRST_UNIX_MS else value
-            return datetime.fromtimestamp(seconds, UTC)
+        moment = _moment(value)
     except (ValueError, OverflowError, OSError):
-        pass
-    raise BadLogRowError(f"{where} must be an ISO 8601 time or Unix seconds, got {kind_of(value)}")
+        moment = None
+    if moment is None:
+        raise BadLogRowError(
+            f"{where} must be an ISO 8601 time or Unix seconds, got {kind_of(value)}"
+        )
+    if moment.year > LAST_YEAR:
+        raise BadLogRowError(f"{where} must be a time before the year {LAST_YEAR + 1}")
+    return moment
 
 
 def name_of(value: object, where: str) -> str:
@@ -178,30 +181,8 @@ def kind_of(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _part_text(part: object, where: str) -> str:
-    if isinstance(part, str):
-        return _whole(part, where)
-    if not isinstance(part, dict):
-        raise BadLogRowError(f"{where} must be a content part, got {kind_of(part)}")
-    for key in ("text", "refusal"):
-        if isinstance(part.get(key), str):
-            return _whole(part[key], where)
-    return f"[{part.get('type', 'part')}]"
-
-
-def _tool_call(call: object, where: str) -> ToolCall:
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadLogRowError(f"{where} must be an object with a function's name and arguments")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments or {}, ensure_ascii=False)
-    name = _whole(function["name"], where)
-    return ToolCall(name, _whole(arguments, f"{where}.arguments") or "{}")
-
-
-def _whole(text: str, where: str) -> str:
-    """The text itself, if it can be encoded."""
+def whole_text(text: str, where: str) -> str:
+    """The text itself, if it can be encoded; half a surrogate pair cannot, and JSON allows it."""
     if text.isascii():
         return text
     try:
@@ -211,3 +192,37 @@ def _whole(text: str, where: str) -> str:
             f"{where} holds half a surrogate pair, which is no character"
         ) from None
     return text
+
+
+def _moment(value: object) -> datetime | None:
+    """The time that a value names, if it is of a kind that names one."""
+    if isinstance(value, str):
+        moment = datetime.fromisoformat(value)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = value / 1000 if abs(value) >= FIRST_UNIX_MS else value
+        return datetime.fromtimestamp(seconds, UTC)
+    return None
+
+
+def _part_text(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return whole_text(part, where)
+    if not isinstance(part, dict):
+        raise BadLogRowError(f"{where} must be a content part, got {kind_of(part)}")
+    for key in ("text", "refusal"):
+        if isinstance(part.get(key), str):
+            return whole_text(part[key], where)
+    kind = part.get("type", "part")
+    return whole_text(f"[{kind if isinstance(kind, str) else 'part'}]", f"{where}.type")
+
+
+def _tool_call(call: object, where: str) -> ToolCall:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadLogRowError(f"{where} must be an object with a function's name and arguments")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments or {}, ensure_ascii=False)
+    name = whole_text(function["name"], where)
+    return ToolCall(name, whole_text(arguments, f"{where}.arguments") or "{}")

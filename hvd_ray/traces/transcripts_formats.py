@@ -43,6 +43,10 @@ LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 ID_KEYS = ("id", "conversation_id", "instance_id", "traj_id", "request_id", "custom_id")
 SESSION_KEYS = ("session_id", "conversation_id", "thread_id", "chat_id")
 TIME_KEYS = ("created_at", "timestamp", "created")
+SPLITS = {"train": "train", "training": "train"} | dict.fromkeys(
+    ("test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"), "test"
+)
+"""What logs call the sides: whatever was held out is a side to judge on."""
 Body = Dialogue | Continuation
 Row = Mapping[str, Any]
 
@@ -76,7 +80,8 @@ def parse_json(text: bytes) -> object:
     except UnicodeDecodeError:
         raise BadLogRowError("is not UTF-8 text") from None
     except json.JSONDecodeError as error:
-        raise BadLogRowError(f"is no JSON: {error.msg} at column {error.colno}") from None
+        line = f"line {error.lineno} of it, " if error.lineno > 1 else ""
+        raise BadLogRowError(f"is no JSON: {error.msg} at {line}column {error.colno}") from None
     except (RecursionError, ValueError):
         raise BadLogRowError("is nested too deeply or holds a number too long") from None
 
@@ -144,12 +149,9 @@ def _moment(sources: Iterable[Row]) -> datetime | None:
 
 
 def _split(row: Row) -> str:
+    """The side that a row names; empty where it names none known: its session decides then."""
     split = row.get("split")
-    if split is None:
-        return ""
-    if split not in ("train", "test"):
-        raise BadLogRowError(f"split must be train or test, got {kind_of(split)}")
-    return str(split)
+    return SPLITS.get(split.strip().lower(), "") if isinstance(split, str) else ""
 
 
 def _chat(row: Row) -> list[Body]:

@@ -16,6 +16,7 @@ from hvd_ray.traces.transcripts_entries import (
     role_of,
     text_of,
     tool_calls_of,
+    whole_text,
 )
 
 ROLE_KEYS = ("role", "from")
@@ -81,6 +82,7 @@ def tools_of(value: object) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise BadLogRowError(f"tools must be a list of objects, got {kind_of(value)}")
+    whole_text(json.dumps(value, ensure_ascii=False), "tools")
     return tuple(tool if "function" in tool else _wrapped(tool) for tool in value)
 
 

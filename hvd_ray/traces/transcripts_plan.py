@@ -63,12 +63,15 @@ class LogSource:
         if row.text is None:
             raise BadLogRowError(f"is longer than {MAX_ROW_BYTES:,} bytes")
         own_id = self.label if self.layout == "document" else f"{self.label}:{row.line}"
-        return entries_of(
-            parse_json(row.text),
-            log_format=self.log_format,
-            line=row.line,
-            defaults=RowDefaults(id=own_id, workload=self.workload),
-        )
+        try:
+            return entries_of(
+                parse_json(row.text),
+                log_format=self.log_format,
+                line=row.line,
+                defaults=RowDefaults(id=own_id, workload=self.workload),
+            )
+        except RecursionError:
+            raise BadLogRowError("is nested too deeply") from None
 
     def place(self, row: LogRow) -> str:
         return f"{self.path}:{row.line}"

@@ -30,6 +30,8 @@ SAMPLING_KEYS = (
     "seed",
 )
 _MAX_WRAPPINGS = 4
+_SEEDS = range(-(2**63), 2**63)
+"""Seeds that a trace can hold; some clients draw theirs from all unsigned numbers of 64 bits."""
 
 Row = Mapping[str, Any]
 
@@ -75,7 +77,7 @@ def sources_of(row: Row) -> list[Row]:
 
 
 def sampling_of(row: Row) -> SamplingParams:
-    """What the request asked for.
+    """What the request asked for, without a seed that a trace cannot hold.
 
     Raises:
         BadLogRowError: a value is out of its range.
@@ -86,9 +88,14 @@ def sampling_of(row: Row) -> SamplingParams:
     if budget is not None:
         given["max_tokens"] = budget
     try:
-        return SamplingParams(**given)
+        sampling = SamplingParams(**given)
     except UserError as error:
         raise BadLogRowError(f"request: {error}") from None
+    return (
+        sampling
+        if sampling.seed is None or sampling.seed in _SEEDS
+        else replace(sampling, seed=None)
+    )
 
 
 def opening_of(body: Dialogue | Continuation) -> str:

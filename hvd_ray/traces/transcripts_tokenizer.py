@@ -13,6 +13,9 @@ from hvd_ray.text import HFTextCodec
 from hvd_ray.traces.transcripts_words import WordEncoder, word_pattern
 from hvd_ray.types import Int32Array
 
+# What a template's own expressions raise on values that it does not expect.
+_REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
 
 class HFTranscriptTokenizer:
     """Chat template and encoding of one tokenizer; a `ChatTemplate` and a `Tokenizer`."""
@@ -64,7 +67,7 @@ class HFTranscriptTokenizer:
                     add_generation_prompt=with_opening,
                 )
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, *_REFUSALS) as error:
             cause = " ".join(str(error).split())
             raise UserError(f"the chat template refuses the dialogue: {cause}") from None
 

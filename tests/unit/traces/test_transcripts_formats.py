@@ -322,6 +322,31 @@ def test_times(key, value, expected):
     assert entry.created_at == expected
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("train", "train"),
+        ("Test", "test"),
+        ("dev", "test"),
+        ("validation", "test"),
+        ("train_sft", ""),
+        (5, ""),
+        (None, ""),
+    ],
+)
+def test_a_side_goes_by_many_names_and_an_unknown_one_is_left_to_the_session(said, expected):
+    (entry,) = entries(CHAT | {"split": said}, "chat")
+    assert entry.split == expected
+
+
+@pytest.mark.parametrize(
+    ("seed", "kept"), [(2**63 - 1, 2**63 - 1), (-(2**63), -(2**63)), (2**63, None), (10**30, None)]
+)
+def test_a_seed_that_no_trace_can_hold_is_left_out(seed, kept):
+    row = REQUEST | {"request": REQUEST["request"] | {"seed": seed}}
+    assert entries(row, "requests")[0].sampling.seed == kept
+
+
 GOOD = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
@@ -341,6 +366,13 @@ GOOD = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
             r"content\[0\] must be a content",
         ),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "chat", "half a surrogate pair"),
+        ({"messages": [{"role": "user", "content": [{"type": "\ud800"}]}]}, "chat", r"\[0\].type"),
+        ({"messages": GOOD, "tools": [{"name": "\ud800"}]}, "chat", "tools holds half a surrogate"),
+        (
+            {"messages": GOOD, "tools": '[{"name": "a", "description": "\\udfff"}]'},
+            "chat",
+            "tools holds half a surrogate",
+        ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]},
             "chat",
@@ -353,11 +385,13 @@ GOOD = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         ),
         ({"messages": GOOD, "tools": "x"}, "chat", "tools is text, but no JSON"),
         ({"messages": GOOD, "tools": [1]}, "chat", "tools must be a list of objects"),
-        ({"messages": GOOD, "split": "dev"}, "chat", "split must be train or test, got 'dev'"),
         ({"messages": GOOD, "id": "a\nb"}, "chat", "id must be printable text"),
         ({"messages": GOOD, "id": "a" * 500}, "chat", "id must be at most 400 characters"),
         ({"messages": GOOD, "created_at": "soon"}, "chat", "created_at must be an ISO 8601 time"),
         ({"messages": GOOD, "created": 1e40}, "chat", "created must be an ISO 8601 time"),
+        ({"messages": GOOD, "created_at": "0001-01-01T00:00:00+14:00"}, "chat", "created_at must"),
+        ({"messages": GOOD, "created_at": "9999-12-31T23:59:59.999999"}, "chat", "year 9999"),
+        ({"messages": GOOD, "created_at": "9999-12-31T23:59:59-14:00"}, "chat", "created_at must"),
         ({"response": {}}, "requests", "request must be an object, got null"),
         (REQUEST | {"response": "oops"}, "requests", "response is text, but no JSON"),
         (REQUEST | {"response": {"choices": 5}}, "requests", "choices must be a list of objects"),
@@ -369,7 +403,38 @@ GOOD = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         ({"conversations": [{"from": "x", "value": ""}]}, "sharegpt", "conversations.0..role must"),
         ({"trajectory": 3}, "swe-agent", "trajectory must be a list of steps"),
         ({"trajectory": [{"action": "a"}]}, "swe-agent", r"trajectory\[0\].query must be"),
+        (
+            REQUEST | {"request": REQUEST["request"] | {"temperature": 10**400}},
+            "requests",
+            "temperature must be 0 or >= 1e-05",
+        ),
         ({"history": [5]}, "openhands", "history must be a list of events"),
+        (
+            [*EVENTS, {"action": "run", "args": 7}],
+            "openhands",
+            r"history\[10\].args must be an obj",
+        ),
+        ([*EVENTS, {"action": "system", "args": [1]}], "openhands", "args must be an object"),
+        (
+            [*EVENTS, EVENTS[3] | {"tool_call_metadata": "x"}],
+            "openhands",
+            "metadata must be an obj",
+        ),
+        (
+            [*EVENTS, EVENTS[3] | {"tool_call_metadata": {"model_response": 1}}],
+            "openhands",
+            "model_response must be an object",
+        ),
+        (
+            [*EVENTS, EVENTS[3] | {"tool_call_metadata": {"model_response": {"choices": [5]}}}],
+            "openhands",
+            "choices must be a list of objects",
+        ),
+        (
+            [*EVENTS, {"source": "agent", "action": "run", "args": {"a": "\ud800"}}],
+            "openhands",
+            r"history\[10\].args holds half",
+        ),
         ({"prompt": 5, "completion": ""}, "completions", "prompt must be text, got a number"),
         ({"prompt": "a"}, "completions", "completion must be text, got null"),
     ],
