@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import BinaryIO, Literal
 
 from hvd_ray.errors import UserError
 from hvd_ray.traces.transcripts_agents import is_event_list
+from hvd_ray.traces.transcripts_array import element_spans
 
 Layout = Literal["lines", "array", "document"]
 
@@ -27,8 +27,6 @@ _SNIFF_BYTES = 2**20
 _READ_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
-# A string, one that does not end in the buffer, or a bracket.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ def log_files(places: Sequence[Path]) -> list[Path]:
     """The files named, and those below folders with a suffix of `LOG_SUFFIXES`, each once.
 
     Raises:
-        UserError: a place is absent, or a folder holds no log.
+        UserError: a place is absent, a folder holds no log, or a name is no text.
     """
     found: dict[Path, None] = {}
     for place in places:
@@ -61,6 +59,8 @@ def log_files(places: Sequence[Path]) -> list[Path]:
             known = ", ".join(f"*{suffix}" for suffix in LOG_SUFFIXES)
             raise UserError(f"{place} holds no logs: expected {known} in it")
         found |= dict.fromkeys(files)
+    for file in found:
+        _refuse_odd_name(file)
     return list(found)
 
 
@@ -105,7 +105,7 @@ def rows_of(
         num_bytes: of the stretch; None: to the end.
 
     Raises:
-        UserError: the file cannot be read, or an array is not closed.
+        UserError: the file cannot be read, or an object of an array is far too long.
     """
     with opened(path) as file:
         if layout == "document":
@@ -138,6 +138,12 @@ def _below(folder: Path) -> list[Path]:
     return sorted(file for file in visible if file.is_file())
 
 
+def _refuse_odd_name(file: Path) -> None:
+    """Traces bear the names of their logs, and those are written as text."""
+    if not file.name.isprintable():
+        raise UserError(f"{file.name!a}: the name of a log must be printable: rename the file")
+
+
 def _is_one_of_several_rows(head: bytes) -> bool:
     """Whether the first line is a JSON value by itself and another one begins after it."""
     first, newline, rest = head.partition(b"\n")
@@ -152,7 +158,7 @@ def _is_one_of_several_rows(head: bytes) -> bool:
 
 def _is_event_array(head: bytes) -> bool:
     """Whether an array lists the events of one trajectory rather than rows."""
-    element = next(_spans(head, 1), None)
+    element = next(element_spans(head, is_last=len(head) < _SNIFF_BYTES), None)
     if element is None:
         return False
     try:
@@ -196,46 +202,26 @@ def _skip_line(file: BinaryIO) -> int:
 def _elements(
     file: BinaryIO, path: Path, offset: int, line: int, end: int | None
 ) -> Iterator[LogRow]:
-    """The objects of an array, found by their brackets: a broken one does not spoil the next."""
-    buffer, base = b"", offset
+    """The elements of an array; see `element_spans` for what becomes of broken ones."""
+    buffer, base, is_last = b"", offset, False
     """`buffer` begins at byte `base` of the file, on line `line`."""
-    while True:
+    while not is_last:
         chunk = file.read(max(_READ_BYTES, len(buffer)))  # doubled: a long object is scanned anew
-        buffer += chunk
-        done = 0
-        for start, stop in _spans(buffer, 0):
+        buffer, is_last, done = buffer + chunk, not chunk, 0
+        for start, stop in element_spans(buffer, is_last=is_last):
             if end is not None and base + start >= end:
                 return
             line += buffer.count(b"\n", done, start)
-            yield LogRow(line, base + start, buffer[start:stop], stop - start)
+            if base or not _is_before_the_array(buffer, start, stop):
+                yield LogRow(line, base + start, buffer[start:stop], stop - start)
             line += buffer.count(b"\n", start, stop)
             done = stop
-        if not chunk:
-            if b"{" in buffer[done:]:
-                raise UserError(f"{path}:{line}: the last object of the array is not closed")
-            return
         if len(buffer) - done > MAX_ROW_BYTES:
             raise UserError(f"{path}:{line}: an object of more than {MAX_ROW_BYTES:,} bytes")
         buffer, base = buffer[done:], base + done
 
 
-def _spans(buffer: bytes, position: int) -> Iterator[tuple[int, int]]:
-    """Start and end of every whole object or text from `position` on that is in no other object.
-
-    A text is no row, but it is counted as one so that it can be named as a bad one.
-    """
-    depth = start = 0
-    for token in _TOKEN.finditer(buffer, position):
-        mark = token.group()
-        if mark == b'"':
-            return
-        if mark[:1] == b'"' and depth == 0:
-            yield token.span()
-        if mark == b"{":
-            if depth == 0:
-                start = token.start()
-            depth += 1
-        elif mark == b"}" and depth:
-            depth -= 1
-            if depth == 0:
-                yield start, token.end()
+def _is_before_the_array(buffer: bytes, start: int, stop: int) -> bool:
+    """Whether this is a byte order mark, or the whole of an array that holds nothing."""
+    is_first = not buffer[:start].strip(_BOM + _SPACE)
+    return is_first and (buffer[start:stop] == _BOM or buffer[start : start + 1] == b"[")

@@ -69,12 +69,64 @@ def test_a_broken_object_in_an_array_does_not_spoil_the_others(tmp_path):
     assert texts == [b'{"a": {}}', b'{"b": nonsense}', b'"text"', b'{"c": 1}']
 
 
-@pytest.mark.parametrize("text", ['[{"a": 1}, {"b": ', '[{"a": 1},\n{"b": "x'])
-def test_an_array_that_is_not_closed_is_refused(text, tmp_path):
+TWICE = '{"messages": {"role": "user"}]}'
+"""Its list would end before it has begun: what follows is named by itself."""
+ONE, TWO = json.dumps(chat("a {", id="one")), json.dumps(chat("b", id="two"))
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 7, 2**20])
+@pytest.mark.parametrize("space", [" ", "\n"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '{"messages": oops " }',
+        '{"messages": "oops }',
+        '{"messages: [1] }',
+        '{"messages": [{"role": "user", "content": "he said "no", and left"}]}',
+        '{"messages": [{"role": "user"}]',
+        '{"messages": [{"role": "user"}',
+        '{"messages": [{"role": "user", "content": "a',
+        '{"messages": [{"role": "user"]}',
+        '{"messages": [{"role": "user"}}',
+        TWICE,
+        "1",
+        "null",
+        "true",
+        '"text"',
+        "[]",
+        "[ ]",
+        "}",
+        "oops",
+        '"',
+        "{",
+        "{}",
+    ],
+)
+def test_a_broken_element_spoils_neither_the_rows_nor_their_lines(
+    broken, space, buffer_bytes, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(files, "_READ_BYTES", buffer_bytes)
     path = tmp_path / "log.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"log.json:\d: the last object .* is not closed"):
-        list(rows_of(path, "array"))
+    for elements in ([ONE, broken, TWO], [ONE, TWO, broken], [broken, ONE, TWO]):
+        path.write_text(f"[{f',{space}'.join(elements)}]")
+        rows = list(rows_of(path, "array"))
+        lines = {row.text.decode(): row.line for row in rows}
+        step = space == "\n"
+        assert lines[ONE] == 1 + step * elements.index(ONE)
+        assert lines[TWO] == 1 + step * elements.index(TWO)
+        bad = [row for row in rows if row.text.decode() not in (ONE, TWO)]
+        assert bad, "it is accounted for"
+        assert bad[0].line == 1 + step * elements.index(broken)
+        assert len(bad) == 1 + (broken == TWICE)
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_a_truncated_array_keeps_its_whole_objects(cut, tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text(f"[{ONE},\n{TWO},\n{TWO[:-cut]}")
+    one, two, last = rows_of(path, "array")
+    assert [one.text.decode(), two.text.decode()] == [ONE, TWO]
+    assert (last.line, last.text.decode()) == (3, TWO[:-cut].rstrip())
 
 
 def test_a_line_without_end_is_passed_over_unread(tmp_path, monkeypatch):
