@@ -75,16 +75,23 @@ def writes_into(path: Path) -> Iterator[None]:
         if error.filename is not None and not _stands_at(Path(error.filename), path):
             raise
         if error.errno in _NO_ROOM:
+            remedy = _remedy(path, "free some space", "on a larger disk")
             raise UserError(
-                f"no room left while writing {path}: {error.strerror}; "
-                "free some space or set HVD_HOME to a folder on a larger disk"
+                f"no room left while writing {path}: {error.strerror}; {remedy}"
             ) from error
         if error.errno in _NOT_WRITABLE:
-            raise UserError(
-                f"cannot write {path}: {error.strerror}; "
-                "make it writable or set HVD_HOME to a folder that is"
-            ) from error
+            remedy = _remedy(path, "make it writable", "that is")
+            raise UserError(f"cannot write {path}: {error.strerror}; {remedy}") from error
         raise
+
+
+def _remedy(path: Path, first: str, which: str) -> str:
+    """What to do about a place that takes nothing: only our own state moves with `HVD_HOME`."""
+    if path.absolute().is_relative_to(hvd_home()):
+        return f"{first} or set HVD_HOME to a folder {which}"
+    if os.path.isfile(path):  # `Path.is_file` raises where it may not look
+        return "choose another place: a file stands there"
+    return f"{first} or choose another place"
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_tokenizer, tokenizer_sha
 from hvd_ray.home import atomic_path
 from hvd_ray.pipelines.importing import ImportSummary, OnBadLine, import_part, summarise
-from hvd_ray.pipelines.output import claimed
+from hvd_ray.pipelines.output import OutputFolder, claimed
 from hvd_ray.pipelines.shards import KEPT, Counts, Report, RunProgress, run_shards
 from hvd_ray.provenance import provenance
 from hvd_ray.text import HFTextCodec
@@ -104,8 +105,8 @@ def import_transcripts(options: ImportOptions, *, progress: RunProgress) -> dict
     Raises:
         UserError: a log cannot be read or, if bad lines are not to be skipped, holds one that is
             no conversation: nothing has been written then. A dialogue that only the chat template
-            refuses is found later, and so is that no row holds an answer. Another run or other
-            settings in the folder.
+            refuses is found later, and so is that no row holds an answer; what is finished is
+            kept, and where nothing is the folder stays free. Another run or other settings in it.
     """
     progress.stage("looking through the logs")
     sources = find_sources(log_files(options.logs), log_format=options.log_format)
@@ -117,13 +118,15 @@ def import_transcripts(options: ImportOptions, *, progress: RunProgress) -> dict
     _refuse_without_template(loaded, sources, options.tokenizer)
     settings = _settings(options, plan, tokenizer, loaded)
     with claimed(options.out, settings, notes={"model": tokenizer.findable}) as folder:
-        _run(plan, options, tokenizer, loaded, progress)
-        summary, bad_rows = summarise(options.out, plan.parts)
-        if is_strict and bad_rows:
-            raise UserError(f"{bad_rows[0]} (`--on-bad-line skip` goes on without such rows)")
+        with _unclaimed_if_empty(folder, plan):
+            _run(plan, options, tokenizer, loaded, progress)
+            summary, bad_rows = summarise(options.out, plan.parts)
+            if is_strict and bad_rows:
+                raise UserError(f"{bad_rows[0]} (`--on-bad-line skip` goes on without such rows)")
+            if not summary.traces:
+                _remove_parts(options.out, plan)
+                raise UserError(_nothing_found(summary, options.logs[0], bad_rows))
         _write_bad_rows(options.out, bad_rows)
-        if not summary.traces:
-            raise UserError(_nothing_found(summary, options.logs[0]))
         result = {**summary.as_json(), "files": len(sources), "parts": len(plan.parts)}
         folder.finish(result, about=provenance(logs_hash=plan.logs_hash))
     return {
@@ -252,11 +255,32 @@ def _settings(
     }
 
 
-def _nothing_found(summary: ImportSummary, log: Path) -> str:
+@contextmanager
+def _unclaimed_if_empty(folder: OutputFolder, plan: ImportPlan) -> Iterator[None]:
+    """Give the folder up where a refused import leaves no part in it."""
+    try:
+        yield
+    except UserError:
+        if not any(part.traces_file(folder.path).exists() for part in plan.parts):
+            _remove_parts(folder.path, plan)
+            (folder.path / BAD_LINES).unlink(missing_ok=True)
+            folder.withdraw()
+        raise
+
+
+def _remove_parts(out: Path, plan: ImportPlan) -> None:
+    for part in plan.parts:
+        part.traces_file(out).unlink(missing_ok=True)
+    with suppress(OSError):  # absent, or something else lies there
+        (out / "traces").rmdir()
+
+
+def _nothing_found(summary: ImportSummary, log: Path, bad_rows: Sequence[str]) -> str:
+    first = f"; the first bad one is {bad_rows[0]}" if bad_rows else ""
     return (
         f"{log}: no trace in {summary.rows:,} rows: {summary.rows_without_answer:,} without an "
         f"answer, {summary.rows_bad:,} bad, {summary.answers_left_out:,} answers left out; "
-        "expected conversations with turns of the assistant"
+        f"expected conversations with turns of the assistant{first}"
     )
 
 

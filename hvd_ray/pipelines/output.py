@@ -28,6 +28,10 @@ class OutputFolder:
     is_resumed: bool
     """Whether an earlier run with these settings has been here."""
 
+    def withdraw(self) -> None:
+        """Give the claim up: nothing was filled, so another run may have the folder."""
+        (self.path / MANIFEST).unlink(missing_ok=True)
+
     def finish(self, result: Mapping[str, Any], *, about: Mapping[str, Any]) -> None:
         """Say that the folder is complete, with what it holds and where it comes from."""
         done = {"complete": True, "result": result, "provenance": about}

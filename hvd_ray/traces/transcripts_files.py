@@ -26,6 +26,7 @@ MAX_ROW_BYTES = 256 * 2**20
 _SNIFF_BYTES = 2**20
 _READ_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SPACE = b" \t\r\n"
 
 
@@ -84,6 +85,11 @@ def layout_of(path: Path) -> Layout:
         head = file.read(_SNIFF_BYTES).removeprefix(_BOM).lstrip(_SPACE)
     if not head:
         raise UserError(f"{path} is empty: expected a log in JSON")
+    if head.startswith(_UTF_16_MARKS) or b"\0" in head[:4]:
+        raise UserError(
+            f"{path} is text in UTF-16 or UTF-32: expected UTF-8 "
+            f"(`iconv -f UTF-16 -t UTF-8` makes it so)"
+        )
     if head[:1] == b"[":
         return "document" if _is_event_array(head) else "array"
     if head[:1] != b"{" and path.suffix not in LINE_SUFFIXES:

@@ -60,12 +60,10 @@ class LogSource:
         Raises:
             BadLogRowError: it is no JSON or not of the file's format.
         """
-        if row.text is None:
-            raise BadLogRowError(f"is longer than {MAX_ROW_BYTES:,} bytes")
         own_id = self.label if self.layout == "document" else f"{self.label}:{row.line}"
         try:
             return entries_of(
-                parse_json(row.text),
+                _value_of(row),
                 log_format=self.log_format,
                 line=row.line,
                 defaults=RowDefaults(id=own_id, workload=self.workload),
@@ -207,14 +205,27 @@ def _refuse_if_bad(source: LogSource, row: LogRow) -> None:
         ) from None
 
 
+def _value_of(row: LogRow) -> object:
+    if row.text is None:
+        raise BadLogRowError(f"is longer than {MAX_ROW_BYTES:,} bytes")
+    return parse_json(row.text)
+
+
 def _format_in(path: Path, layout: Layout) -> LogFormat:
+    reasons, num_read = [], 0
     for row in islice(rows_of(path, layout), _NUM_SNIFFED):
         try:
-            found = format_of(parse_json(row.text or b""))
-        except BadLogRowError:
+            found = format_of(_value_of(row))
+        except BadLogRowError as error:
+            reasons.append(f"{path}:{row.line}: {error}")
             continue
         if found is not None:
             return found
+        num_read += 1
+    if reasons and not num_read:
+        raise UserError(f"{reasons[0]}, and no other row tells the format (`--format` says which)")
+    if not num_read:
+        raise UserError(f"{path} holds no rows: expected a log in JSON")
     raise UserError(
         f"{path}: its first rows are of no known format; expected one of "
         f"{', '.join(LOG_FORMATS)} (`--format` says which)"

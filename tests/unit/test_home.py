@@ -82,12 +82,24 @@ def test_file_lock_lets_one_in_at_a_time(tmp_path: Path) -> None:
     assert waits
 
 
-def test_a_home_below_a_file_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_home_below_a_file_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HVD_HOME", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot write .*HVD_HOME"):
         home.ensure_dir(tmp_path / "file" / "home")
     with pytest.raises(UserError, match=r"cannot write .*HVD_HOME"):
         home.ensure_dir(tmp_path / "file")
+
+
+def test_only_our_own_state_is_told_to_move(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="a file stands there") as caught:
+        home.ensure_dir(tmp_path / "file")
+    assert "HVD_HOME" not in str(caught.value)
+    with pytest.raises(UserError, match="make it writable or choose another place"):
+        home.ensure_dir(tmp_path / "file" / "below")
 
 
 def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:

@@ -215,9 +215,33 @@ def test_options_out_of_range_are_refused(change, reason, tmp_path):
 
 @pytest.mark.usefixtures("tokenizer")
 def test_logs_without_any_answer_are_no_success(tmp_path):
-    with pytest.raises(UserError, match=r"no trace in 2 rows: 1 without an answer, 1 bad, 0 answ"):
+    said = r"no trace in 2 rows: 1 without an answer, 1 bad, 0 answ.*log\.jsonl:2: messages must"
+    with pytest.raises(UserError, match=said):
         run(tmp_path, [chat("a question"), {"messages": 5}], on_bad_line="skip")
+    assert visible(tmp_path / "out") == []
+    assert run(tmp_path, GOOD)["resumed"] is False
+
+
+def visible(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if not path.name.startswith(".")]
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_a_refused_import_claims_only_a_folder_that_it_filled(tmp_path, monkeypatch):
+    strict = FakeTokenizer(TEMPLATES["strict"])
+    strict.has_template, strict.template_hash = True, "strict"
+    monkeypatch.setattr(ImportTokenizer, "load", lambda _: strict)
+    monkeypatch.setattr(plan, "PART_BYTES", 1)
+    refused = {"messages": [*GOOD[0]["messages"], {"role": "assistant", "content": "a"}]}
+    with pytest.raises(UserError, match=r"log\.jsonl:1: the chat template refuses"):
+        run(tmp_path, [refused, GOOD[0]])
+    assert visible(tmp_path / "out") == []
+    with pytest.raises(UserError, match=r"log\.jsonl:2: the chat template refuses"):
+        run(tmp_path, [GOOD[0], refused])
     assert read_manifest(tmp_path / "out")["complete"] is False
+    with pytest.raises(UserError, match="was filled with"):
+        run(tmp_path, GOOD)
+    assert run(tmp_path, [GOOD[0], refused], on_bad_line="skip")["resumed"] is True
 
 
 def test_dialogues_need_a_chat_template(tmp_path, tokenizer):

@@ -165,11 +165,18 @@ def test_how_rows_lie(name, text, layout, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("", "is empty"), (" \n", "is empty"), ("id,text\n1,a\n", "expected JSON lines")],
+    [
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"id,text\n1,a\n", "expected JSON lines"),
+        ('{"a": 1}\n'.encode("utf-16"), "expected UTF-8"),
+        ('{"a": 1}\n'.encode("utf-16-le"), "expected UTF-8"),
+        ('{"a": 1}\n'.encode("utf-32-be"), "expected UTF-8"),
+    ],
 )
 def test_what_is_no_log_is_refused(text, reason, tmp_path):
     path = tmp_path / "log.csv"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(UserError, match=reason):
         layout_of(path)
 
@@ -249,6 +256,18 @@ def test_a_format_that_cannot_be_told_is_asked_for(tmp_path):
     path.write_text('{"text": "a"}\nbroken\n')
     with pytest.raises(UserError, match="of no known format; expected one of chat, requests"):
         find_sources([path])
+    for text, reason in (
+        ('{"a":' * 2000, "log.jsonl:1: is nested too deeply"),
+        ("\n" + "1" * 6000, "log.jsonl:2: .* holds a number too long"),
+        ("{broken\n", "log.jsonl:1: is no JSON"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=reason):
+            find_sources([path])
+    empty = tmp_path / "log.json"
+    empty.write_text("[]")
+    with pytest.raises(UserError, match="holds no rows"):
+        find_sources([empty])
     (source,) = find_sources([path], log_format="sharegpt")
     assert (source.log_format, source.workload) == ("sharegpt", "log")
 
