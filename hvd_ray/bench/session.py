@@ -115,8 +115,8 @@ class Progress(Protocol):
         """Something that takes its time begins."""
         ...
 
-    def expect(self, total: int) -> None:
-        """How many requests this run will ask."""
+    def expect(self, total: int, *, unit: str | None = None) -> None:
+        """How many requests this run will ask, or how many of something else."""
         ...
 
     def advance(self, done: int, text: str) -> None:

@@ -30,7 +30,7 @@ class ShardsProgress:
     def __init__(self, bars: Progress, unit: str) -> None:
         self._bars = bars
         self._unit = unit
-        self._task = bars.add_task("", total=None)
+        self._task = bars.add_task("", total=None, unit=unit)
         self._total = 0
         self._last_line_s = monotonic()
 
@@ -38,9 +38,10 @@ class ShardsProgress:
         self._bars.update(self._task, description=text)
         self._say(text)
 
-    def expect(self, total: int) -> None:
+    def expect(self, total: int, *, unit: str | None = None) -> None:
         self._total = total
-        self._bars.update(self._task, total=total)
+        self._unit = unit or self._unit
+        self._bars.update(self._task, total=total, unit=self._unit)
 
     def advance(self, done: int, text: str) -> None:
         if done:
@@ -63,7 +64,7 @@ def shown_progress(unit: str) -> Iterator[ShardsProgress]:
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=12),
         MofNCompleteColumn(),
-        _RateColumn(unit),
+        _RateColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
@@ -79,9 +80,5 @@ def shown_progress(unit: str) -> Iterator[ShardsProgress]:
 class _RateColumn(ProgressColumn):
     """Items a second, over the last half minute."""
 
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self._unit = unit
-
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.1f} {self._unit}/s" if task.speed else "")
+        return Text(f"{task.speed:,.1f} {task.fields['unit']}/s" if task.speed else "")

@@ -189,7 +189,7 @@ def _run(
     todo = [part for part in plan.parts if not part.traces_file(out).exists()]
     if not todo:
         return
-    progress.expect(sum(part.num_rows for part in todo))
+    progress.expect(sum(part.num_rows for part in todo), unit="rows")
     rules = _rules(options, tokenizer)
     totals = dict.fromkeys(("done", "traces"), 0)
 

@@ -55,8 +55,8 @@ class RunProgress(Protocol):
         """Something that takes its time begins."""
         ...
 
-    def expect(self, total: int) -> None:
-        """How many items this run has to do."""
+    def expect(self, total: int, *, unit: str | None = None) -> None:
+        """How many items this run has to do, and what they are where not always the same."""
         ...
 
     def advance(self, done: int, text: str) -> None:

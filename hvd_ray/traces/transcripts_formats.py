@@ -82,8 +82,10 @@ def parse_json(text: bytes) -> object:
     except json.JSONDecodeError as error:
         line = f"line {error.lineno} of it, " if error.lineno > 1 else ""
         raise BadLogRowError(f"is no JSON: {error.msg} at {line}column {error.colno}") from None
-    except (RecursionError, ValueError):
-        raise BadLogRowError("is nested too deeply or holds a number too long") from None
+    except RecursionError:
+        raise BadLogRowError("is nested too deeply") from None
+    except ValueError:
+        raise BadLogRowError("holds a number with too many digits") from None
 
 
 def entries_of(

@@ -47,8 +47,8 @@ class Recorder:
     def stage(self, text):
         self.stages.append(text)
 
-    def expect(self, total):
-        self.total = total
+    def expect(self, total, *, unit=None):
+        self.total, self.unit = total, unit
 
     def advance(self, done, text):
         self.done, self.text = done, text
@@ -258,5 +258,5 @@ def test_progress_is_told_in_rows(tmp_path):
     log = write_log(tmp_path / "log.jsonl", GOOD)
     options = ImportOptions((log,), tmp_path / "out", "fake")
     import_transcripts(options, progress=progress)
-    assert (progress.total, progress.done) == (5, 5)
+    assert (progress.total, progress.done, progress.unit) == (5, 5, "rows")
     assert progress.stages[0] == "looking through the logs"

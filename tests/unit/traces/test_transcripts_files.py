@@ -258,7 +258,7 @@ def test_a_format_that_cannot_be_told_is_asked_for(tmp_path):
         find_sources([path])
     for text, reason in (
         ('{"a":' * 2000, "log.jsonl:1: is nested too deeply"),
-        ("\n" + "1" * 6000, "log.jsonl:2: .* holds a number too long"),
+        ("\n" + "1" * 6000, "log.jsonl:2: holds a number with too many digits"),
         ("{broken\n", "log.jsonl:1: is no JSON"),
     ):
         path.write_text(text)
