@@ -42,9 +42,9 @@ def page(advice: Advice) -> str:
             "Speed-up by system",
             speedup_plot(advice),
             *_tables(advice),
-            caption="Tokens a second over plain decoding's, replayed on the judged sessions, with "
-            "95 % intervals by bootstrap over sessions. Hollow marks and an asterisk: something is "
-            "assumed. The oracle is the upper bound for any policy over the same drafts.",
+            caption=f"{_measure(advice)}, replayed on the judged sessions, with 95 % intervals by "
+            "bootstrap over sessions. Hollow marks and an asterisk: something is assumed. The "
+            "oracle is the upper bound for any policy over the same drafts.",
         ),
         section("Where the steps go", route_plot(advice)),
         section("History, threshold and load", side_by_side(*all_plots(advice)), _filling(advice)),
@@ -53,6 +53,12 @@ def page(advice: Advice) -> str:
         section("What this rests on", bullets(advice.rests_on), _provenance(advice)),
     ]
     return document("Would speculative decoding help this traffic?", *parts, lead=lines[0])
+
+
+def _measure(advice: Advice) -> str:
+    if advice.verdict.is_upper_bound:
+        return "Passes of plain decoding over each system's (no cost table: speed-ups at most)"
+    return "Tokens a second over plain decoding's"
 
 
 def system_label(row: Row) -> str:
@@ -75,8 +81,9 @@ def shares(row: Row) -> str:
 def _tiles(advice: Advice) -> list[tuple[str, str]]:
     facts, overall = advice.traffic, advice.verdict.overall
     advised = advice.row(ALL, overall.system)
+    bound = ": passes saved, faster by that at most" if advice.verdict.is_upper_bound else ""
     return [
-        (overall.in_words, f"{overall.system}, the best that can be turned on"),
+        (overall.in_words, f"{overall.system}, the best that can be turned on{bound}"),
         (f"{advised.emitted_per_pass:.2f}", "tokens a target pass under it"),
         (f"{advice.row(ALL, 'oracle').speedup:.2f}x", "oracle without a head: the upper bound"),
         (f"{facts['traces']:,}", f"answers in {facts['sessions']:,} sessions"),

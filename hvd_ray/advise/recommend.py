@@ -59,7 +59,7 @@ class Setting:
 def recommend(advised: WorkloadVerdict, setting: Setting) -> Recommendation:
     """The configuration of the advised system."""
     model = setting.model or MODEL
-    if advised.kind == "will not help":
+    if advised.kind in ("will not help", "too short to say"):
         command = f"vllm serve {shlex.quote(model)}"
         plain = _serve_yaml(model, {"name": "greedy"}, {}, setting)
         return Recommendation(None, None, None, command, plain, _placeholders(command, plain))

@@ -23,6 +23,9 @@ DEFINITIONS = {
     "emitted_per_pass": "output tokens / target passes of the replay; plain decoding is 1.",
     "speedup": "tokens a second over plain decoding's, by the cost table and at the concurrency "
     "asked for; decoding alone, without reading the prompt.",
+    "is_upper_bound": "whether, for want of a cost table, speed-ups are passes saved: at most.",
+    "kind": "helps, or will not help: the interval lies above 1x, or below 1.1x; may help, or too "
+    "short to say: it does not, there is none, or (may help) speed-ups are upper bounds.",
     "ci": "95 % bootstrap over ci_unit; null where there are too few.",
     "source_share": "share of the target passes that verified a draft of each source.",
     "precision, recall": "of accepted length >= 6, at the positions that the replay visited.",

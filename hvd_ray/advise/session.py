@@ -26,7 +26,7 @@ from hvd_ray.advise.sources import (
     roles_of,
     walk_through,
 )
-from hvd_ray.advise.verdict import Verdict, verdict_of
+from hvd_ray.advise.verdict import Prices, Verdict, doubts_about, verdict_of
 from hvd_ray.config import Config
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.payoff.cost_by_hand import NamedCosts
@@ -108,6 +108,8 @@ class _Run:
             rows,
             concurrency=self.options.concurrency,
             head_is_at_hand=self.head is not None and not self.head.is_assumed,
+            prices=self._prices,
+            doubts=doubts_about(self._judged_outputs()),
         )
         return Advice(
             verdict=verdict,
@@ -128,7 +130,7 @@ class _Run:
         systems = contestants(
             self.config, estimator=self.payoff.estimator, costs=self.loaded, head=self.head
         )
-        self.progress.expect(len(systems))
+        self.progress.expect(len(systems), unit="systems")
         found = []
         for number, system in enumerate(systems):
             self.progress.advance(number, f"replaying {system.name}")
@@ -153,7 +155,7 @@ class _Run:
         if self.payoff.estimator is None:
             return []
         at_default = next((runs for c, runs in replays if c.name == "hvd_tau"), None)
-        self.progress.expect(len(TAUS))
+        self.progress.expect(len(TAUS), unit="thresholds")
         points = []
         for number, tau in enumerate(TAUS):
             self.progress.advance(number, f"replaying tau = {tau:g}")
@@ -208,6 +210,19 @@ class _Run:
         return again, self.field.replays(again, loaded)
 
     # -- what to say of it -----------------------------------------------------------------
+
+    @property
+    def _prices(self) -> Prices:
+        if self.costs is None:
+            return "none"
+        return "assumed" if self.costs.is_assumed else "known"
+
+    def _judged_outputs(self) -> list[list[tuple[int, ...]]]:
+        """The answers of each judged session."""
+        sessions: dict[str, list[tuple[int, ...]]] = {}
+        for trace in self.traces:
+            sessions.setdefault(trace.session_id, []).append(trace.output_token_ids)
+        return list(sessions.values())
 
     def _recommendation(self, verdict: Verdict, filling: Filling) -> Recommendation:
         tokens = sum(len(trace.output_token_ids) for trace in self.traffic.traces)

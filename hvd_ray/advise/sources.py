@@ -45,7 +45,21 @@ class KnownPayoff:
 
 
 def find_costs_for(options: AdviceOptions, config: Config) -> NamedCosts | None:
-    """The table that was named, or this machine's; None: every pass costs the same."""
+    """The table that was named, or this machine's; None: every pass costs the same.
+
+    Raises:
+        UserError: the table cannot be read, or a load is asked for and there is none.
+    """
+    costs = _costs_at_hand(options, config)
+    if costs is None and options.concurrency > 1:
+        raise UserError(
+            f"--concurrency {options.concurrency} needs a cost table: without one every pass costs "
+            "the same at any load; name one with --costs (`hvd calibrate` measures one)"
+        )
+    return costs
+
+
+def _costs_at_hand(options: AdviceOptions, config: Config) -> NamedCosts | None:
     if options.costs == PASS:
         return None
     if options.costs is not None:
@@ -103,7 +117,7 @@ def walk_through(
     progress: RunProgress,
 ) -> Walked:
     progress.stage("looking up every position")
-    progress.expect(len(traffic.traces))
+    progress.expect(len(traffic.traces), unit="answers")
     num_done = 0
 
     def on_trace(trace: Trace) -> None:

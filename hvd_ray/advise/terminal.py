@@ -40,7 +40,10 @@ def terminal_advice(advice: Advice, page: Path | None = None) -> RenderableType:
 
 
 def _system_table(advice: Advice) -> Table:
-    table = _table(f"Replayed at concurrency {advice.traffic['concurrency']} (* assumed)")
+    at = f"at concurrency {advice.traffic['concurrency']}"
+    if advice.verdict.is_upper_bound:
+        at = "without a cost table: speed-ups at most"
+    table = _table(f"Replayed {at} (* assumed)")
     table.add_column("workload", max_width=14, no_wrap=True, overflow="ellipsis")
     table.add_column("system", no_wrap=True)
     for name in ("/pass", "speed-up (95 %)", "cache", "head", "plain"):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from hvd_ray.advise.contestants import GREEDY, ORACLE
 from hvd_ray.advise.judging import ALL, Row
 
-Kind = Literal["helps", "may help", "will not help"]
+Kind = Literal["helps", "may help", "too short to say", "will not help"]
+Prices = Literal["known", "assumed", "none"]
+"""Where a pass's cost comes from; `none`: every pass costs the same, so passes are counted."""
 
 WORTH = 1.1
 """A gain below it is not worth another thing to operate."""
 SAME = 0.98
 """Systems this close to the best are as good: the simplest of them is advised."""
+FEW_TOKENS = 2_000
+"""Judged output tokens below which the headline gets a warning."""
 _SIMPLEST_FIRST = ("ngram", "suffix", "rule_score", "rule_match", "hvd_tau", "hvd_cost", "eagle3")
 
 
@@ -36,6 +40,12 @@ class WorkloadVerdict:
         low, high = self.speedup_ci
         return f"{self.speedup:.2f}x ({low:.2f}-{high:.2f})"
 
+    @property
+    def is_unproven(self) -> bool:
+        """Whether the log does not tell: no interval, or one with both answers in it."""
+        low, high = self.speedup_ci or (0.0, float("inf"))
+        return low <= 1 if self.speedup >= WORTH else high >= WORTH
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -45,32 +55,70 @@ class Verdict:
     workloads: tuple[WorkloadVerdict, ...]
     lines: tuple[str, ...]
     """The answer in sentences, the first one is the headline."""
+    is_upper_bound: bool
+    """Whether speed-ups are passes saved: what a pass with more rows costs was not known."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             **asdict(self.overall),
+            "is_upper_bound": self.is_upper_bound,
             "workloads": [asdict(item) for item in self.workloads],
             "lines": list(self.lines),
         }
 
 
-def verdict_of(rows: Sequence[Row], *, concurrency: int, head_is_at_hand: bool) -> Verdict:
+def verdict_of(
+    rows: Sequence[Row],
+    *,
+    concurrency: int,
+    head_is_at_hand: bool,
+    prices: Prices,
+    doubts: Sequence[str] = (),
+) -> Verdict:
     """Judge by what could be turned on today.
 
     Args:
         rows: of all systems and workloads.
         concurrency: that the speed-ups hold for.
         head_is_at_hand: whether systems with a head count; an assumed one does not.
+        prices: where the costs of passes come from; without any, nothing is shown to help.
+        doubts: about the log, in sentences; they come right after the headline.
     """
     usable = [row for row in rows if _is_usable(row, with_head=head_is_at_hand)]
     workloads = list(dict.fromkeys(row.workload for row in usable))
-    judged = [_judged([row for row in usable if row.workload == name]) for name in workloads]
+    judged = [
+        _judged([row for row in usable if row.workload == name], prices) for name in workloads
+    ]
     overall = next(item for item in judged if item.workload == ALL)
     others = tuple(item for item in judged if item.workload != ALL)
-    lines = (_headline(overall, concurrency), *_by_workload(others))
+    headline = _headline(overall, concurrency, prices)
+    lines = (headline, *doubts, *_by_workload(others))
     if not head_is_at_hand:
         lines += tuple(_of_a_head(rows, overall))
-    return Verdict(overall, others, lines)
+    return Verdict(overall, others, lines, prices == "none")
+
+
+def doubts_about(outputs: Sequence[Sequence[Sequence[int]]]) -> list[str]:
+    """What makes a log tell less than its figures seem to.
+
+    Args:
+        outputs: of each judged session, its answers as token ids.
+    """
+    doubts = []
+    answers = [answer for session in outputs for answer in session]
+    num_tokens = sum(map(len, answers))
+    if num_tokens < FEW_TOKENS:
+        doubts.append(
+            f"Judged on {num_tokens:,} tokens in {len(answers)} answers, which is little: more of "
+            "the log may say something else."
+        )
+    num_copies = len(outputs) - len({tuple(map(tuple, session)) for session in outputs})
+    if num_copies > len(outputs) / 2:
+        doubts.append(
+            f"{num_copies} of {len(outputs)} judged sessions repeat the answers of another word "
+            "for word: if they are retries or copies, none of this holds for new traffic."
+        )
+    return doubts
 
 
 def _is_usable(row: Row, *, with_head: bool) -> bool:
@@ -78,43 +126,61 @@ def _is_usable(row: Row, *, with_head: bool) -> bool:
     return is_system and (with_head or not row.uses_head)
 
 
-def _judged(rows: Sequence[Row]) -> WorkloadVerdict:
+def _judged(rows: Sequence[Row], prices: Prices) -> WorkloadVerdict:
     best = max(row.speedup for row in rows)
     as_good = [row for row in rows if row.speedup >= SAME * best]
     chosen = min(as_good, key=lambda row: _SIMPLEST_FIRST.index(row.system.split("+")[0]))
-    kind: Kind = "will not help"
+    found = WorkloadVerdict(
+        chosen.workload, "will not help", chosen.system, chosen.speedup, chosen.speedup_ci
+    )
     if chosen.speedup >= WORTH:
-        is_shown = chosen.speedup_ci is not None and chosen.speedup_ci[0] > 1
-        kind = "helps" if is_shown else "may help"
-    return WorkloadVerdict(chosen.workload, kind, chosen.system, chosen.speedup, chosen.speedup_ci)
+        is_shown = not found.is_unproven and prices != "none"
+        return replace(found, kind="helps" if is_shown else "may help")
+    return replace(found, kind="too short to say") if found.is_unproven else found
 
 
-def _headline(overall: WorkloadVerdict, concurrency: int) -> str:
+def _headline(overall: WorkloadVerdict, concurrency: int, prices: Prices) -> str:
     where = f"plain decoding at concurrency {concurrency}"
+    assumed = ", by assumed costs" if prices == "assumed" else ""
+    gain = f"is {overall.in_words} as fast as {where}{assumed}"
+    if prices == "none":
+        gain = (
+            f"needs {overall.in_words} fewer passes than plain decoding, and is at most that much "
+            "faster (no cost table)"
+        )
     if overall.kind == "will not help":
         return (
-            f"It will not help you: the best system, {overall.system}, is {overall.in_words} as "
-            f"fast as {where}, and less than {WORTH:g}x is not worth operating."
+            f"It will not help you: the best system, {overall.system}, {gain}; less than "
+            f"{WORTH:g}x is not worth operating."
         )
-    start = (
-        "It will help" if overall.kind == "helps" else "It may help, the log is too short to say"
-    )
-    return f"{start}: {overall.system} is {overall.in_words} as fast as {where}."
+    if overall.kind == "too short to say":
+        return (
+            f"The log is too short to say: the best system, {overall.system}, {gain}; less than "
+            f"{WORTH:g}x would not be worth operating."
+        )
+    start = "It will help" if overall.kind == "helps" else "It may help"
+    if overall.is_unproven:
+        start += ", the log is too short to say"
+    return f"{start}: {overall.system} {gain}."
 
 
 def _by_workload(workloads: Sequence[WorkloadVerdict]) -> list[str]:
     if len(workloads) < 2:
         return []
-    lines = []
-    for kind, words in (
-        ("helps", "It helps on"),
-        ("may help", "It may help, too little is known of"),
-        ("will not help", "It will not help on"),
-    ):
-        names = [f"{w.workload} ({w.system} {w.speedup:.2f}x)" for w in workloads if w.kind == kind]
-        if names:
-            lines.append(f"{words} {', '.join(names)}.")
-    return lines
+    told: dict[str, list[str]] = {start: [] for start in _STARTS.values()}
+    for item in workloads:
+        kind = "unproven" if item.kind == "may help" and item.is_unproven else item.kind
+        told[_STARTS[kind]].append(f"{item.workload} ({item.system} {item.speedup:.2f}x)")
+    return [f"{start} {', '.join(names)}." for start, names in told.items() if names]
+
+
+_STARTS = {
+    "helps": "It helps on",
+    "may help": "It may help on",
+    "unproven": "It may help, too little is known of",
+    "too short to say": "The log is too short to say for",
+    "will not help": "It will not help on",
+}
 
 
 def _of_a_head(rows: Sequence[Row], overall: WorkloadVerdict) -> list[str]:

@@ -19,9 +19,11 @@ from hvd_ray.advise.judging import ALL, Row, judge
 from hvd_ray.advise.loading import load_points
 from hvd_ray.advise.lookups import walk
 from hvd_ray.advise.material import deal_roles, read_traffic
+from hvd_ray.advise.options import AdviceOptions
 from hvd_ray.advise.recommend import HEAD, PREDICTOR, Setting, recommend
+from hvd_ray.advise.sources import find_costs_for
 from hvd_ray.advise.terminal import advised_lines
-from hvd_ray.advise.verdict import WorkloadVerdict, verdict_of
+from hvd_ray.advise.verdict import WorkloadVerdict, doubts_about, verdict_of
 from hvd_ray.config import Config, SuffixConfig
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.toy import ToyCodec
@@ -113,7 +115,7 @@ def test_a_log_without_two_sides_teaches_nothing(traffic):
 
 class Silent:
     def stage(self, text): ...
-    def expect(self, total): ...
+    def expect(self, total, *, unit=None): ...
     def advance(self, done, text): ...
 
 
@@ -236,7 +238,7 @@ def row(system, speedup, ci, *, workload=ALL, uses_head=False) -> Row:
 
 def test_it_can_say_that_it_will_not_help():
     rows = [row("greedy", 1, (1, 1)), row("suffix", 1.05, (1.01, 1.09)), row("oracle", 3, (2, 4))]
-    verdict = verdict_of(rows, concurrency=8, head_is_at_hand=False)
+    verdict = verdict_of(rows, concurrency=8, head_is_at_hand=False, prices="known")
     assert verdict.overall.kind == "will not help"
     assert verdict.lines[0].startswith("It will not help you")
     assert "concurrency 8" in verdict.lines[0]
@@ -249,28 +251,86 @@ def test_the_simplest_of_the_best_is_advised_and_assumed_heads_are_not():
         row("hvd_cost", 2.0, (1.7, 2.3)),
         row("hvd_cost+head", 2.6, (2.0, 3.0), uses_head=True),
     ]
-    verdict = verdict_of(rows, concurrency=1, head_is_at_hand=False)
+    verdict = verdict_of(rows, concurrency=1, head_is_at_hand=False, prices="known")
     assert (verdict.overall.kind, verdict.overall.system) == ("helps", "suffix")
     assert any("hvd_cost+head to 2.60x" in line for line in verdict.lines)
-    measured = verdict_of(rows, concurrency=1, head_is_at_hand=True)
+    measured = verdict_of(rows, concurrency=1, head_is_at_hand=True, prices="known")
     assert measured.overall.system == "hvd_cost+head"
 
 
 @pytest.mark.parametrize("ci", [None, (0.9, 3.0)])
 def test_without_evidence_it_may_help(ci):
-    verdict = verdict_of([row("suffix", 1.8, ci)], concurrency=1, head_is_at_hand=False)
+    verdict = judged_alone(row("suffix", 1.8, ci))
     assert verdict.overall.kind == "may help"
+    assert verdict.lines[0].startswith("It may help, the log is too short to say: suffix is 1.80x")
+
+
+@pytest.mark.parametrize("ci", [None, (0.9, 1.1), (0.8, 1.5)])
+def test_without_evidence_a_negative_is_as_unproven(ci):
+    verdict = judged_alone(row("suffix", 1.0, ci))
+    assert verdict.overall.kind == "too short to say"
+    assert verdict.lines[0].startswith("The log is too short to say: the best system, suffix, is")
+    assert judged_alone(row("suffix", 1.0, (0.9, 1.09))).overall.kind == "will not help"
+
+
+def test_passes_saved_are_told_as_an_upper_bound():
+    verdict = judged_alone(row("suffix", 3.31, (3.1, 3.5)), prices="none")
+    assert (verdict.overall.kind, verdict.is_upper_bound) == ("may help", True)
+    assert verdict.lines[0] == (
+        "It may help: suffix needs 3.31x (3.10-3.50) fewer passes than plain decoding, and is at "
+        "most that much faster (no cost table)."
+    )
+    assert verdict.as_json()["is_upper_bound"] is True
+    no = judged_alone(row("suffix", 1.01, (1.0, 1.02)), prices="none")
+    assert no.lines[0].startswith("It will not help you")
+    assumed = judged_alone(row("suffix", 3.31, (3.1, 3.5)), prices="assumed")
+    assert "concurrency 1, by assumed costs." in assumed.lines[0]
+
+
+def test_a_log_of_copies_or_of_a_few_words_is_doubted():
+    copies, few = [[(1, 2, 3)]] * 30, [[(k, 2, 3)] for k in range(30)]
+    assert [line.split(",")[0] for line in doubts_about(few)] == [
+        "Judged on 90 tokens in 30 answers"
+    ]
+    assert doubts_about(copies)[1].startswith("29 of 30 judged sessions repeat the answers")
+    long = [[tuple(range(k, k + 90))] for k in range(30)]
+    assert doubts_about(long) == []
+    verdict = judged_alone(row("suffix", 3.0, (2.9, 3.1)), doubts=doubts_about(copies))
+    assert verdict.lines[1].startswith("Judged on 90 tokens")
+
+
+def test_a_load_needs_a_cost_table(monkeypatch):
+    monkeypatch.setattr("hvd_ray.parts.costs.find_costs", no_costs)
+    for costs in (None, "pass"):
+        options = AdviceOptions((), costs=costs, concurrency=8)
+        with pytest.raises(UserError, match="--concurrency 8 needs a cost table"):
+            find_costs_for(options, Config())
+        assert find_costs_for(replace(options, concurrency=1), Config()) is None
+
+
+def no_costs(config):
+    raise UserError(f"none of {config.model}")
+
+
+def judged_alone(found, *, prices="known", doubts=()):
+    return verdict_of([found], concurrency=1, head_is_at_hand=False, prices=prices, doubts=doubts)
 
 
 def test_workloads_are_told_apart():
     rows = [
         row("suffix", 1.5, (1.2, 1.9)),
         row("suffix", 2.0, (1.5, 2.5), workload="tools"),
-        row("suffix", 1.0, (0.9, 1.1), workload="maths"),
+        row("suffix", 1.0, (0.9, 1.05), workload="maths"),
+        row("suffix", 1.0, None, workload="chat"),
+        row("suffix", 1.2, None, workload="code"),
     ]
-    lines = verdict_of(rows, concurrency=1, head_is_at_hand=False).lines
+    lines = verdict_of(rows, concurrency=1, head_is_at_hand=False, prices="known").lines
     assert "It helps on tools (suffix 2.00x)." in lines
     assert "It will not help on maths (suffix 1.00x)." in lines
+    assert "The log is too short to say for chat (suffix 1.00x)." in lines
+    assert "It may help, too little is known of code (suffix 1.20x)." in lines
+    lines = verdict_of(rows, concurrency=1, head_is_at_hand=False, prices="none").lines
+    assert "It may help on tools (suffix 2.00x)." in lines
 
 
 # -- what to type ------------------------------------------------------------------------------
@@ -313,8 +373,9 @@ def test_what_is_advised_is_what_serve_and_the_plugin_take(system):
         assert options.system == system.removesuffix("+head")
 
 
-def test_nothing_is_turned_on_where_it_does_not_help():
-    found = advised("suffix", kind="will not help")
+@pytest.mark.parametrize("kind", ["will not help", "too short to say"])
+def test_nothing_is_turned_on_where_it_does_not_help(kind):
+    found = advised("suffix", kind=kind)
     assert found.speculative_config is None
     assert found.vllm_command == "vllm serve smollm2-135m"
 
