@@ -8,15 +8,16 @@ beside the same requests with an empty cache, which still drafts from the reques
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvd_ray.advise.lookups import JudgedTrace
 from hvd_ray.config import SuffixConfig
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.payoff.policy import AlwaysCache
-from hvd_ray.traces.replay import Replay, replay
+from hvd_ray.pipelines.spread import IN_PROCESS, OnDone, Workers, nobody
+from hvd_ray.traces.replay import Replay, Tally, add_up, replay
 from hvd_ray.traces.schema import Trace
 from hvd_ray.tuning.recorded import remember
 
@@ -82,7 +83,8 @@ def filling_of(
     *,
     with_all: Sequence[Replay],
     suffix: SuffixConfig,
-    on_cap: Callable[[int], None],
+    workers: Workers = IN_PROCESS,
+    on_done: OnDone = nobody,
 ) -> Filling:
     """Replay the judged traces with caches of several sizes.
 
@@ -91,23 +93,40 @@ def filling_of(
         judged: some of them, in the same order.
         with_all: `suffix` on the judged ones with the whole history.
         suffix: of the cache; its cap is that of the whole.
-        on_cap: hears of each cap that is about to be replayed.
+        workers: who replays, a cap each; how many they are does not change the curves.
+        on_done: hears of each cap that has been replayed, and of the cold start.
     """
     total = sum(len(trace.output_token_ids) for trace in traffic)
     whole = min(total, suffix.max_cached_tokens)
     traces = [item.trace for item in judged]
-    points, empty = [], list(with_all)
-    for cap in (cap for cap in CAPS if cap < whole):
-        on_cap(cap)
-        config = suffix.model_copy(update={"max_cached_tokens": cap})
-        replays = _replays(traces if cap == EMPTY else traffic, traces, config)
-        points.append(CapPoint(cap, _emitted_per_pass(replays), is_all=False))
-        if cap == EMPTY:
-            empty = replays
-    points.append(CapPoint(whole, _emitted_per_pass(with_all), is_all=whole == total))
-    on_cap(whole)
-    from_cold = _replays(traces, traces, suffix)
+    caps = [cap for cap in CAPS if cap < whole]
+    shared = _Shared(traffic, traces, suffix)
+    *capped, from_cold = workers.map(_tallied, [*caps, None], shared=shared, on_done=on_done)
+    filled = [Tally.of(run) for run in with_all]
+    points = [
+        CapPoint(cap, add_up(tallies).emitted_per_pass, is_all=False)
+        for cap, tallies in zip(caps, capped, strict=True)
+    ]
+    points.append(CapPoint(whole, add_up(filled).emitted_per_pass, is_all=whole == total))
+    empty = capped[0] if caps else filled
     return Filling(tuple(points), tuple(_fills(traces, from_cold, empty)))
+
+
+class _Shared(NamedTuple):
+    """What every replay needs."""
+
+    traffic: Sequence[Trace]
+    judged: Sequence[Trace]
+    suffix: SuffixConfig
+
+
+def _tallied(shared: _Shared, cap: int | None) -> list[Tally]:
+    """The judged traces with a cap; None: from a cold start."""
+    is_alone, suffix = cap in (EMPTY, None), shared.suffix
+    if cap is not None:
+        suffix = suffix.model_copy(update={"max_cached_tokens": cap})
+    traffic = shared.judged if is_alone else shared.traffic
+    return [Tally.of(run) for run in _replays(traffic, shared.judged, suffix)]
 
 
 def _replays(
@@ -125,7 +144,7 @@ def _replays(
 
 
 def _fills(
-    traces: Sequence[Trace], from_cold: Sequence[Replay], empty: Sequence[Replay]
+    traces: Sequence[Trace], from_cold: Sequence[Tally], empty: Sequence[Tally]
 ) -> list[FillPoint]:
     seen: Counter[str] = Counter()
     num_before = []
@@ -143,13 +162,8 @@ def _fills(
                     high - 1,
                     len(places),
                     sum(run.num_tokens for run in full),
-                    _emitted_per_pass(full),
-                    _emitted_per_pass(none),
+                    add_up(full).emitted_per_pass,
+                    add_up(none).emitted_per_pass,
                 )
             )
     return points
-
-
-def _emitted_per_pass(replays: Sequence[Replay]) -> float:
-    passes = sum(len(run.steps) for run in replays)
-    return sum(run.num_tokens for run in replays) / max(1, passes)

@@ -169,12 +169,14 @@ class _Run:
 
     def _filling(self, replays: Sequence[tuple[Contestant, list[Replay]]]) -> Filling:
         with_all = next(runs for contestant, runs in replays if contestant.name == "suffix")
+        text = "replaying with caches of several sizes"
+        self.progress.stage(text)
         return filling_of(
             self.traffic.traces,
             self.walked.judged,
             with_all=with_all,
             suffix=self.config.drafting.suffix,
-            on_cap=lambda cap: self.progress.stage(f"replaying with a cache of {cap:,} tokens"),
+            on_done=lambda done, total: self.progress.stage(f"{text}: {done} of {total}"),
         )
 
     def _load(self, replays: Sequence[tuple[Contestant, list[Replay]]]) -> list[LoadPoint]:

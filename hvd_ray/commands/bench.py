@@ -101,6 +101,14 @@ def bench(
         typer.Option(metavar="REF", help="A folder or models:/NAME@ALIAS. Default: the champion."),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --suite paper: processes, on Ray, for the replays after the measuring, "
+            "which is done alone. Default: this one.",
+        ),
+    ] = None,
     untimed: Annotated[
         bool,
         typer.Option("--untimed", help="Others use the machine: leave times out of the reports."),
@@ -125,6 +133,7 @@ def bench(
     names, settings = sorted_out(more or ())
     files, named = places(names, prompts=prompts or (), workloads=workloads)
     _refuse_unsuited(suite, prompts_dir, files, named, micro=micro, track=track)
+    num_workers = _num_workers(workers, replays=suite == "paper" and engine == "torch")
     if out is not None and suite is None:
         check_writable(out)
     if dtype is not None:
@@ -156,7 +165,7 @@ def bench(
     if suite is not None:
         source = prompts_dir or PROMPTS_DIR
         if suite == "paper":
-            _answer_suite(options, loaded, source, together, as_json=as_json, out=out)
+            _answer_suite(options, loaded, source, together, num_workers, as_json=as_json, out=out)
         else:
             _answer_tiers(options, loaded, source, as_json=as_json, out=out)
         return
@@ -212,6 +221,7 @@ def _answer_suite(
     config: Config,
     prompts_dir: Path,
     together: tuple[int, ...],
+    num_workers: int,
     *,
     as_json: bool,
     out: Path | None,
@@ -225,7 +235,13 @@ def _answer_suite(
     from hvd_ray.paper.vllm_suite import Loaded, run_vllm_suite
 
     folder = Path("paper") if out is None else out
-    suited = suite_options(options, prompts_dir=prompts_dir, out=folder, concurrencies=together)
+    suited = suite_options(
+        options,
+        prompts_dir=prompts_dir,
+        out=folder,
+        concurrencies=together,
+        num_workers=num_workers,
+    )
     with shown_progress("requests") as progress:
         if options.engine == "vllm":
             found = run_vllm_suite(suited, config, progress=progress)
@@ -241,6 +257,14 @@ def _answer_suite(
     for one in found:
         Console().print(terminal_report(one.result))
     print("\n".join(f"written: {path}" for path in written))
+
+
+def _num_workers(given: int | None, *, replays: bool) -> int:
+    if given is not None and not replays:
+        raise UserError("--workers is for --suite paper with the torch engine, which replays")
+    if given is not None and given < 1:
+        raise UserError(f"--workers must be 1 or more, got {given}")
+    return given or 1
 
 
 def _concurrencies(given: str, *, is_suite: bool) -> tuple[int, ...]:

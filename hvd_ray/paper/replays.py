@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hvd_ray.advise.contestants import Contestant, Field
 from hvd_ray.advise.filling import filling_of
 from hvd_ray.advise.judging import ALL, judge
-from hvd_ray.advise.lookups import Walked, walk
+from hvd_ray.advise.lookups import JudgedTrace, Walked, walk
 from hvd_ray.advise.material import Roles
 from hvd_ray.advise.options import TAUS
 from hvd_ray.advise.result import quality_json
@@ -25,9 +25,10 @@ from hvd_ray.payoff.dataset import TEST, label_set
 from hvd_ray.payoff.estimator import PredictorEstimator
 from hvd_ray.payoff.features import HIGH_PAYOFF, FeatureExtractor
 from hvd_ray.payoff.policy import AlwaysCache, ThresholdPolicy
-from hvd_ray.payoff.quality import judged
+from hvd_ray.payoff.quality import judged as judged_rows
 from hvd_ray.payoff.token_classes import TokenClasses
 from hvd_ray.pipelines.shards import RunProgress
+from hvd_ray.pipelines.spread import IN_PROCESS, OnDone, Workers
 from hvd_ray.traces.schema import Trace, cut_at_loop
 
 NUM_BINS = 10
@@ -68,8 +69,12 @@ def replays_json(
     costs: RowCosts | None,
     config: Config,
     progress: RunProgress,
+    workers: Workers = IN_PROCESS,
 ) -> dict[str, Any]:
-    """Cache growth and, with a predictor, its quality, its reliability and speed against tau."""
+    """Cache growth and, with a predictor, its quality, its reliability and speed against tau.
+
+    How many workers there are does not change what is found.
+    """
     progress.stage("replaying")
     extractor = FeatureExtractor(classes)
     roles = Roles(frozenset(), frozenset(trace.trace_id for trace in traces))
@@ -88,31 +93,48 @@ def replays_json(
         walked.judged,
         with_all=with_all,
         suffix=config.drafting.suffix,
-        on_cap=lambda cap: progress.stage(f"replaying with a cache of {cap:,} tokens"),
+        workers=workers,
+        on_done=_told(progress, "replaying with caches of several sizes"),
     )
     found: dict[str, Any] = {"filling": filling.as_json(), "costs_are_measured": costs is not None}
     if payoff is not None:
         estimator = PredictorEstimator(payoff.predictor, extractor)
-        found |= _of_predictor(walked, payoff, estimator, loaded, config)
+        shared = _Shared(walked.judged, estimator, loaded, config)
+        told = _told(progress, "replaying hvd_tau")
+        found |= _of_predictor(walked, payoff, shared, workers, told)
     return found
+
+
+class _Shared(NamedTuple):
+    """What the replays at every tau need."""
+
+    judged: tuple[JudgedTrace, ...]
+    estimator: PredictorEstimator
+    costs: LoadedCosts
+    config: Config
+
+
+def _told(progress: RunProgress, text: str) -> OnDone:
+    progress.stage(text)
+    return lambda done, total: progress.stage(f"{text}: {done} of {total}")
 
 
 def _of_predictor(
     walked: Walked,
     payoff: PayoffSource,
-    estimator: PredictorEstimator,
-    costs: LoadedCosts,
-    config: Config,
+    shared: _Shared,
+    workers: Workers,
+    told: OnDone,
 ) -> dict[str, Any]:
     labels = label_set(walked.labels, split=TEST)
     if len(labels) == 0:
         return {}
-    rows = judged(payoff.predictor, labels, tau=config.policy.tau)
+    rows = judged_rows(payoff.predictor, labels, tau=shared.config.policy.tau)
     expected_N = payoff.predictor.predict(labels.features_NF).expected_B
     return {
         "predictor": quality_json(rows),
         "reliability": _reliability(expected_N, labels.accepted_N),
-        "taus": [_at_tau(tau, walked, estimator, costs, config) for tau in TAUS],
+        "taus": workers.map(_at_tau, TAUS, shared=shared, on_done=told),
     }
 
 
@@ -131,12 +153,11 @@ def _reliability(expected_N: Any, accepted_N: Any) -> list[dict[str, float]]:
     ]
 
 
-def _at_tau(
-    tau: float, walked: Walked, estimator: PredictorEstimator, costs: LoadedCosts, config: Config
-) -> dict[str, Any]:
+def _at_tau(shared: _Shared, tau: float) -> dict[str, Any]:
+    judged, estimator, costs, config = shared
     contestant = Contestant("hvd_tau", ThresholdPolicy(estimator, tau))
-    replays = Field(walked.judged, None, config).replays(contestant, costs)
-    traces = [item.trace for item in walked.judged]
+    replays = Field(judged, None, config).replays(contestant, costs)
+    traces = [item.trace for item in judged]
     rows = judge(contestant, replays, traces, costs=costs, is_assumed=False, seed=config.seed)
     whole = next(asdict(row) for row in rows if row.workload == ALL)
     kept = ("emitted_per_pass", "speedup", "precision", "recall", "source_share")

@@ -29,6 +29,7 @@ from hvd_ray.parts.find import FoundParts, Sources, find_parts
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.pipelines.label import token_classes_of
 from hvd_ray.pipelines.output import claimed
+from hvd_ray.pipelines.spread import workers
 from hvd_ray.systems import load_engine
 
 SUITES = ("paper", "tiers")
@@ -45,11 +46,18 @@ class SuiteOptions:
     out: Path
     """The folder that is filled."""
     concurrencies: tuple[int, ...] = (1,)
+    num_workers: int = 1
+    """Who replays, once nothing is timed any more."""
     """Requests served together, one result each; more than one in vLLM only."""
 
 
 def suite_options(
-    bench: BenchOptions, *, prompts_dir: Path, out: Path, concurrencies: tuple[int, ...] = (1,)
+    bench: BenchOptions,
+    *,
+    prompts_dir: Path,
+    out: Path,
+    concurrencies: tuple[int, ...] = (1,),
+    num_workers: int = 1,
 ) -> SuiteOptions:
     """The paper's comparison on every file of a folder.
 
@@ -63,7 +71,7 @@ def suite_options(
         )
     filling = FILLING if bench.limit is None else min(FILLING, bench.limit)
     suited = replace(bench, prompt_files=files, filling_limit=filling)
-    return SuiteOptions(suited, out, concurrencies)
+    return SuiteOptions(suited, out, concurrencies, num_workers)
 
 
 def run_suite(
@@ -97,7 +105,7 @@ def run_suite(
         own = {
             **cycles_json(store.samples),
             "against": against_json(store.samples, OURS, seed=config.seed),
-            **_replayed(store.samples, found.parts, config, progress),
+            **_replayed(store.samples, found.parts, config, progress, options.num_workers),
         }
         write_suite(options.out / RESULT, result, own)
         folder.finish({"prompts": store.folder.num_kept()}, about=result.provenance)
@@ -132,21 +140,27 @@ def settings_of(suite: str, options: BenchOptions, config: Config) -> dict[str, 
 
 
 def _replayed(
-    samples: Sequence[Sample], parts: FoundParts, config: Config, progress: Progress
+    samples: Sequence[Sample],
+    parts: FoundParts,
+    config: Config,
+    progress: Progress,
+    num_workers: int,
 ) -> dict[str, Any]:
     traces = traces_of(samples, context_length=2**20)
     if not traces:
         return {}
     costs = parts.costs.table() if parts.costs is not None else None
     assert costs is None or isinstance(costs, RowCosts)
-    return replays_json(
-        traces,
-        classes=token_classes_of(config.model, ""),
-        payoff=parts.payoff,
-        costs=costs,
-        config=config,
-        progress=progress,
-    )
+    with workers(num_workers) as started:
+        return replays_json(
+            traces,
+            classes=token_classes_of(config.model, ""),
+            payoff=parts.payoff,
+            costs=costs,
+            config=config,
+            progress=progress,
+            workers=started,
+        )
 
 
 class _Found:

@@ -172,6 +172,8 @@ def test_tiers_are_scored_beside_others_and_timed_alone(hvd, tiny_llama_path, tm
         (["--concurrency", "0"], "--concurrency must be 1 or more, got 0"),
         (["--suite", "tiers", "--prompts-dir", "nowhere"], "gsm8k.jsonl: absent"),
         (["--prompts-dir", "nowhere"], "is for --suite"),
+        (["--workers", "2"], "--workers is for --suite paper"),
+        (["--suite", "paper", "--workers", "0"], "--workers must be 1 or more, got 0"),
         (["--systems", "warp"], "unknown; choose from greedy, ngram"),
         (["--workloads", "nonsense"], "known are doc_edit"),
         (["--limit", "0"], "--limit must be 1 or more, got 0"),

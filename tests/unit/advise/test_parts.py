@@ -40,6 +40,7 @@ from hvd_ray.traces.replay import summarize
 from hvd_ray.traces.store import write_traces
 from hvd_ray.types import Decision, Source, Step
 from hvd_ray.vllm_plugin.options import read_options
+from tests.unit.tuning.test_pieces import Many
 
 COSTS = LoadedCosts(RowCosts((1, 64), (10.0, 10.0)))
 
@@ -199,9 +200,11 @@ def test_rows_hold_what_the_replays_say_and_the_oracle_leads(walked):
 def test_the_cache_fills_and_a_larger_one_is_no_worse(walked, traffic):
     suffix = Contestant("suffix", AlwaysCache())
     with_all = Field(walked.judged, None, Config()).replays(suffix, COSTS)
-    filling = filling_of(
-        traffic, walked.judged, with_all=with_all, suffix=SuffixConfig(), on_cap=lambda _: None
+    filling = filling_of(traffic, walked.judged, with_all=with_all, suffix=SuffixConfig())
+    apart = filling_of(
+        traffic, walked.judged, with_all=with_all, suffix=SuffixConfig(), workers=Many(3)
     )
+    assert apart == filling
     assert filling.caps[0].max_cached_tokens == 1
     assert filling.caps[-1].emitted_per_pass > filling.caps[0].emitted_per_pass
     assert filling.history_gain > 1

@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -19,8 +20,14 @@ from hvd_ray.paper.published import PUBLISHED
 from hvd_ray.paper.replays import replays_json, traces_of
 from hvd_ray.paper.report import paper_markdown, paper_page, paper_part
 from hvd_ray.paper.tables import paper_tables
+from hvd_ray.parts.payoff import PayoffSource
+from hvd_ray.payoff.features import NUM_FEATURES
+from hvd_ray.payoff.network import Network
+from hvd_ray.payoff.predictor import MlpPredictor, PredictorCard
 from hvd_ray.payoff.token_classes import TokenClasses
+from hvd_ray.pipelines.spread import IN_PROCESS
 from tests.unit.bench.conftest import builder, plan, prompt
+from tests.unit.tuning.test_pieces import Many
 
 SYSTEMS = ("greedy", "ngram", "suffix", "hvd_tau", "hvd_cost")
 
@@ -58,6 +65,27 @@ def own(samples):
             progress=Silent(),
         ),
     }
+
+
+def test_workers_replay_the_same(samples):
+    rng = np.random.default_rng(0)
+    layers = [(rng.normal(size=(NUM_FEATURES, 1)).astype(np.float32), np.ones(1, np.float32))]
+    low_F, high_F = (np.full(NUM_FEATURES, bound, np.float32) for bound in (0, 9))
+    predictor = MlpPredictor(Network(layers, low_F=low_F, high_F=high_F), PredictorCard(kind="mlp"))
+    alone, apart = (
+        replays_json(
+            traces_of(samples, context_length=512),
+            classes=TokenClasses.from_codec(ToyCodec(), 64),
+            payoff=PayoffSource(predictor, "own", None),
+            costs=None,
+            config=Config(),
+            progress=Silent(),
+            workers=workers,
+        )
+        for workers in (IN_PROCESS, Many(3))
+    )
+    assert len(alone["taus"]) > 5
+    assert alone == apart
 
 
 def test_histograms_count_every_draft_once(samples):

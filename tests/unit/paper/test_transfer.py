@@ -16,6 +16,7 @@ from hvd_ray.paper.transfer import (
 from hvd_ray.payoff.dataset import Labels, LabelSet
 from hvd_ray.payoff.features import DRAFT_LEN_INDEX, NUM_FEATURES, SCORE_INDEX
 from hvd_ray.payoff.training_settings import TrainingSettings
+from tests.unit.tuning.test_pieces import Many
 
 
 def label_set(seed: int) -> LabelSet:
@@ -48,6 +49,14 @@ def test_the_table_says_everything_once(cells):
     text = transfer_markdown(cells)
     assert text.count("family a") == 2
     assert len(transfer_json(cells, {})["cells"]) == 4 * 2
+
+
+def test_workers_find_the_same():
+    labels = Labels(label_set(1), label_set(2), 1600, 0)
+    settings = TrainingSettings(kind="survival", epochs=2, hidden=(8,))
+    groups = {"a": "a", "b": "b"}
+    alone = transfer_table(labels, groups, settings)
+    assert transfer_table(labels, groups, settings, workers=Many(3)) == alone
 
 
 def test_one_kind_of_work_is_no_transfer(tmp_path):
