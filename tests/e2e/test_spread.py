@@ -4,14 +4,11 @@ import json
 import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import tokenizer_sha
-from hvd_ray.paper.transfer import transfer_table
-from hvd_ray.payoff.dataset import Labels, LabelSet, read_labels_table
-from hvd_ray.payoff.features import NUM_FEATURES
+from hvd_ray.payoff.dataset import read_labels_table
 from hvd_ray.payoff.training import train_predictor
 from hvd_ray.payoff.training_settings import TrainingSettings
 from hvd_ray.pipelines import spread
@@ -47,20 +44,6 @@ def test_the_replay_of_two_workers_is_that_of_one(hvd, tiny_llama_path, tmp_path
         trees.append(json.loads(out) | {"provenance": None})
     assert trees[0] == trees[1]
     assert "starting 2 workers on Ray" in err
-
-
-def test_the_transfer_of_two_workers_is_that_of_one(pair):
-    def some(seed):
-        rng = np.random.default_rng(seed)
-        features = rng.uniform(0, 12, size=(600, NUM_FEATURES)).astype(np.float32)
-        accepted = rng.integers(0, 12, 600).astype(np.int32)
-        names = rng.choice(["a", "b"], 600)
-        return LabelSet(features, np.full(600, 12, np.int32), accepted, names, np.ones(600, bool))
-
-    labels, groups = Labels(some(1), some(2), 1200, 0), {"a": "a", "b": "b"}
-    alone = transfer_table(labels, groups, SETTINGS)
-    assert len({cell.average_precision for cell in alone}) > 4
-    assert transfer_table(labels, groups, SETTINGS, workers=pair) == alone
 
 
 def test_a_worker_that_dies_does_its_item_again(pair, tmp_path):
