@@ -19,14 +19,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, StrictBool, field_validator
 
 from hvd_ray.config import read_settings, validated
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost import RowCosts
-from hvd_ray.payoff.cost_file import CostFile, read_costs
+from hvd_ray.payoff.cost_file import CostFile, NumRows, TimeMs, read_costs
 from hvd_ray.types import Source
 
+MAX_CHARS = 300
 LISTED_IN = "hvd_ray/payoff/cost_by_hand.py"
 
 
@@ -36,12 +37,27 @@ class HandCosts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    rows: tuple[int, ...]
-    verify_ms: tuple[float, ...]
-    draft_ms: dict[Source, float] = {}
-    draft_token_ms: dict[Source, float] = {}
+    rows: tuple[NumRows, ...]
+    verify_ms: tuple[TimeMs, ...]
+    draft_ms: dict[Source, TimeMs] = {}
+    draft_token_ms: dict[Source, TimeMs] = {}
     basis: str = ""
-    is_assumed: bool = False
+    is_assumed: StrictBool = False
+
+    @field_validator("name", "basis")
+    @classmethod
+    def _is_one_line(cls, text: str) -> str:
+        """Both stand in tables and on terminals."""
+        if not text.isprintable() or len(text) > MAX_CHARS:
+            raise ValueError(f"must be printable text on one line, {MAX_CHARS} characters at most")
+        return text.strip()
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not name:
+            raise ValueError("must not be empty")
+        return name
 
     def table(self) -> RowCosts:
         """The costs.

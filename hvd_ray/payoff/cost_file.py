@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
 from hvd_ray.payoff.cost import RowCosts
-from hvd_ray.types import Source
+from hvd_ray.types import MAX_COUNT, Source
 from hvd_ray.versioned_json import read_versioned
 
 FORMAT_VERSION = 1
 MEASURE = "measure one with `hvd calibrate`"
 CALM_SPREAD = 0.25
 """Above this the repeats disagree so much that something else must have been running."""
+
+
+def _no_truth(value: object) -> object:
+    """YAML's `on` and JSON's `true` would pass as 1."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, got {str(value).lower()}")
+    return value
+
+
+NumRows = Annotated[int, BeforeValidator(_no_truth), Field(le=MAX_COUNT)]
+TimeMs = Annotated[float, BeforeValidator(_no_truth)]
 
 
 class CostKey(BaseModel):
@@ -44,13 +55,13 @@ class CostFile(BaseModel):
 
     format_version: int = FORMAT_VERSION
     key: CostKey
-    rows: tuple[int, ...]
-    verify_ms: tuple[float, ...]
-    draft_ms: dict[Source, float] = {}
-    draft_token_ms: dict[Source, float] = {}
+    rows: tuple[NumRows, ...]
+    verify_ms: tuple[TimeMs, ...]
+    draft_ms: dict[Source, TimeMs] = {}
+    draft_token_ms: dict[Source, TimeMs] = {}
     slim: str | None = None
     """Key of the slim model whose passes were measured too; None: none was at hand."""
-    slim_ms: tuple[float, ...] = ()
+    slim_ms: tuple[TimeMs, ...] = ()
     """One time of a slim pass for each entry of `rows`."""
     provenance: dict[str, Any] = {}
 

@@ -59,12 +59,32 @@ def test_times_of_a_slim_model_are_held_to_the_same(tmp_path, slim_ms, said):
         ("rows: [1]\nverify_ms: [1]", "name"),
         ("name: x\nrows: [1, 2]\nverify_ms: [2, 1]", "never fall"),
         ("name: x\nrows: [1]\nverify_ms: [1]\ndraft_ms: {nobody: 1}", "draft_ms"),
+        ("name: x\nrows: [1, 2]\nverify_ms: [true, 2]", "verify_ms.0: .* a number, got true"),
+        ("name: x\nrows: [true, 2]\nverify_ms: [1, 2]", "rows.0: .* a number, got true"),
+        ("name: x\nrows: [1]\nverify_ms: [1]\ndraft_ms: {suffix: false}", "got false"),
+        (f"name: x\nrows: [1, {10**400}]\nverify_ms: [1, 2]", "rows.1"),
+        (f"name: x\nrows: [1, 2]\nverify_ms: [1, {10**400}]", "verify_ms"),
+        ('name: "a\\e[31mb"\nrows: [1]\nverify_ms: [1]', "name: .* printable text on one line"),
+        ('name: "a\\nb"\nrows: [1]\nverify_ms: [1]', "name: .* printable text"),
+        ('name: " "\nrows: [1]\nverify_ms: [1]', "name: .* must not be empty"),
+        ('name: x\nbasis: "a\\nb"\nrows: [1]\nverify_ms: [1]', "basis: .* printable text"),
+        ("name: x\nrows: [1]\nverify_ms: [1]\nis_assumed: 1", "is_assumed"),
     ],
 )
 def test_a_bad_table_is_refused_by_name(tmp_path, text, said):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(UserError, match=said):
         read_any_costs(tmp_path / "bad.yaml")
+
+
+def test_true_is_no_time_in_a_measured_table_either(tmp_path):
+    key = CostKey(model="m", dtype="bfloat16", engine="torch", device="a CPU", num_threads=2)
+    write_costs(tmp_path / "cpu.json", CostFile(key=key, rows=(1, 2), verify_ms=(1.0, 3.0)))
+    tree = json.loads((tmp_path / "cpu.json").read_text())
+    for name in ("rows", "verify_ms"):
+        (tmp_path / "cpu.json").write_text(json.dumps(tree | {name: [True, 3]}))
+        with pytest.raises(UserError, match=f"{name}.0: .* a number, got true"):
+            read_any_costs(tmp_path / "cpu.json")
 
 
 def test_an_absent_table_says_how_to_get_one(tmp_path):
