@@ -11,7 +11,8 @@
 | `completions` | `{"prompt", "completion"}`, both of them text |
 
 Every row may carry `id`, `session_id` (or `conversation_id`), `workload`, `family`, `split`,
-`model` and a time (`created_at`, `timestamp` or `created`).
+`model` and a time (`created_at`, `timestamp` or `created`). A `split` counts as a side by the names
+of `SPLITS`; under any other, and without one, the session decides.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_ray.pipelines.importing import import_part, summarise
@@ -64,6 +64,7 @@ def odd_logs(draw):
     return name, [*rows, good]
 
 
+@settings(max_examples=40)
 @given(log=odd_logs(), template=st.sampled_from(["plain", "native tools", "strict"]))
 def test_an_odd_row_spoils_nothing(log, template):
     log_format, rows = log
