@@ -50,6 +50,17 @@ def count_at(slots_S: Any, tag: Any) -> Any:
 
 
 @compiled
+def longest_repeated(slots_S: Any, tokens_T: Any, num_counted: int) -> int:
+    """`NgramTable.longest_repeated`."""
+    state = _SEED
+    for order in range(min(MAX_ORDER, len(tokens_T))):
+        state = mixed(state, tokens_T[len(tokens_T) - 1 - order])
+        if count_at(slots_S, tag_of(state)) <= (order < num_counted):
+            return order
+    return min(MAX_ORDER, len(tokens_T))
+
+
+@compiled
 def count_ngrams(
     slots_S: Any, last_S: Any, before_S: Any, tokens_T: Any, start: int, end: int
 ) -> int:

@@ -47,6 +47,16 @@ class NgramTable:
                 self.slots_S, self.last_S, self.before_S, token_ids_T, first, end
             )
 
+    def longest_repeated(self, token_ids_T: Int32Array, num_counted: int) -> int:
+        """Tokens of the longest n-gram at a text's end that was counted elsewhere, too.
+
+        At most `MAX_ORDER`; never too few. The last `num_counted` tokens are counted here.
+        """
+        from hvd_ray.drafting.ngram_kernel import longest_repeated
+
+        length: int = longest_repeated(self.slots_S, token_ids_T, num_counted)
+        return length
+
     def remove(self, token_ids_T: Int32Array) -> None:
         """Take back a text that was counted whole."""
         from hvd_ray.drafting.ngram_kernel import discount_ngrams

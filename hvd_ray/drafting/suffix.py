@@ -16,7 +16,7 @@ import numpy as np
 
 from hvd_ray.config import SuffixConfig
 from hvd_ray.drafting.evidence import evidence_of
-from hvd_ray.drafting.ngram_table import NgramTable
+from hvd_ray.drafting.ngram_table import MAX_ORDER, NgramTable
 from hvd_ray.drafting.resting import OwnText, RestingTexts
 from hvd_ray.types import NO_DRAFT, Draft, Int32Array, Request, Source, TokenBuffer
 
@@ -114,15 +114,17 @@ class SuffixDrafter:
         if limit <= 0:
             return NO_DRAFT
         active = self._active[request_id]
-        best, is_local = _look_up(active.own.tree, active, config, limit), True
-        scope = self._scopes.get(active.output.scope)
+        own, output = active.own, active.output
+        best, is_local = _look_up(own, own, len(own), config, limit), True
+        scope = self._scopes.get(output.scope)
         if scope is not None:
-            shared = _look_up(scope.tree, active, config, limit)
+            num_counted = 0 if output.is_evicted else len(output.token_ids)
+            shared = _look_up(scope, own, num_counted, config, limit)
             if shared.score > best.score:
                 best, is_local = shared, False
-        if not best.token_ids:
-            return NO_DRAFT
         tokens, probs = tuple(best.token_ids), tuple(best.probs)
+        if not tokens:
+            return NO_DRAFT
         evidence_E = evidence_of(
             tokens,
             token_ids=active.own.token_ids.view(),
@@ -198,10 +200,20 @@ class SuffixDrafter:
             scope.counts.remove(output.token_ids.view())
 
 
-def _look_up(tree: SuffixTree, active: _Active, config: SuffixConfig, limit: int) -> NativeDraft:
-    context = active.own.token_ids.tail(config.max_tree_depth)
+def _look_up(
+    known: OwnText | _Scope, text: OwnText, num_counted: int, config: SuffixConfig, limit: int
+) -> NativeDraft:
+    """What a tree drafts behind `text`, whose last `num_counted` tokens are part of it.
+
+    The tree is asked for every length of match, and the text's own end answers to all of them
+    with nothing behind it; so it is only asked for those that stand elsewhere too.
+    """
+    context = text.token_ids.tail(config.max_tree_depth)
+    longest = known.counts.longest_repeated(context, num_counted)
+    if longest < MAX_ORDER:
+        context = context[len(context) - min(len(context), longest + 1) :]
     factor, min_prob = config.max_spec_factor, config.min_token_prob
-    return tree.speculate_ndarray(context, limit, factor, 0.0, min_prob, False)
+    return known.tree.speculate_ndarray(context, limit, factor, 0.0, min_prob, False)
 
 
 @dataclass(slots=True)

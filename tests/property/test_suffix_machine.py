@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from itertools import count
+from random import Random
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -183,3 +184,39 @@ TestSuffixCache.settings = settings(
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def asked_whole(drafter: SuffixDrafter, name: str, limit: int) -> tuple[object, ...]:
+    """The draft where both trees are asked for every length of match."""
+    active = drafter._active[name]
+    context = active.own.token_ids.tail(drafter.config.max_tree_depth)
+    best, is_local = active.own.tree.speculate_ndarray(context, limit, 4.0, 0.0, 0.1, False), True
+    if (scope := drafter._scopes.get(active.output.scope)) is not None:
+        shared = scope.tree.speculate_ndarray(context, limit, 4.0, 0.0, 0.1, False)
+        if shared.score > best.score:
+            best, is_local = shared, False
+    return tuple(best.token_ids), tuple(best.probs), best.match_len, is_local
+
+
+@given(
+    seed=st.integers(0, 2**32), depth=st.sampled_from([3, 9, 64]), cap=st.sampled_from([80, 999])
+)
+@settings(max_examples=40)
+def test_lengths_of_match_that_are_not_asked_for_would_have_changed_nothing(
+    seed: int, depth: int, cap: int
+) -> None:
+    random = Random(seed)
+    drafter = SuffixDrafter(SuffixConfig(max_tree_depth=depth, max_cached_tokens=cap))
+    phrases = [tuple(random.choices(range(6), k=random.randint(1, 14))) for _ in range(4)]
+    for number in range(6):
+        drafter.start(Request(str(number), random.choice(phrases)))
+        if number >= 3:
+            drafter.stop(str(number - 3))
+        for _ in range(12):
+            name = str(random.randint(max(0, number - 2), number))
+            phrase = random.choice(phrases)
+            drafter.observe(name, phrase[: random.randint(1, len(phrase))])
+            draft = drafter.propose(name, 16)
+            tokens, probs, match_len, is_local = asked_whole(drafter, name, 16)
+            assert (draft.token_ids, draft.probs) == (tokens, probs)
+            assert not tokens or (draft.match_len, draft.is_local) == (match_len, is_local)
