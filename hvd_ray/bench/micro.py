@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hvd_ray.bench.plugin_step import PluginSteps
 from hvd_ray.config import Config
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.payoff.estimator import PredictorEstimator
@@ -47,6 +48,8 @@ DEFINITIONS = {
     "predictor_us": "median time to judge one draft from its features.",
     "predictor_batch_us": "median time to judge so many drafts from their features in one call, as "
     "the joint policy asks.",
+    "plugin_step_us": "median time of the vLLM plugin's own work in a step, by requests: "
+    "take in a token each, look up, decide jointly by cost, here with the cache's own chances.",
     "observe_us": "median time to add one committed token to history and cache.",
     "label_positions_per_second_per_core": "positions labelled by replay, features included.",
     "replay_positions_per_second_per_core": "positions that decoding under the policy would visit, "
@@ -97,6 +100,7 @@ def micro_figures(
     try:
         for batch_size in BATCH_SIZES:
             _time_steps(traces, batch_size, policy, config, clock, num_decisions)
+            _time_plugin(traces, batch_size, config, clock)
         _time_parts(traces, predictor, extractor, config, clock, num_decisions)
     finally:
         gc.enable()
@@ -119,7 +123,8 @@ def _summary(clock: _Clock) -> dict[str, Any]:
         figures[f"{name}_us"] = clock.us(name)
         figures[f"{name}_p99_us"] = clock.us(name, 99)
     judged = {str(size): clock.us(f"predictor {size}") for size in BATCH_SIZES}
-    return {**figures, "predictor_batch_us": judged}
+    steps = {str(size): clock.us(f"plugin step {size}") for size in BATCH_SIZES}
+    return {**figures, "predictor_batch_us": judged, "plugin_step_us": steps}
 
 
 def _time_steps(
@@ -141,6 +146,12 @@ def _time_steps(
 def _decide(batch: Sequence[Walk], policy: ThresholdPolicy) -> None:
     for walk in batch:
         policy.decide(Candidates(cache=walk.look_up()), walk.context)
+
+
+def _time_plugin(traces: Sequence[Trace], batch_size: int, config: Config, clock: _Clock) -> None:
+    steps = PluginSteps(traces, config, batch_size)
+    for _ in range(clock.num_skipped + MIN_STEPS):
+        clock.time(f"plugin step {batch_size}", steps.step, steps.next_rows())
 
 
 def _time_parts(
