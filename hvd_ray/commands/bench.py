@@ -386,6 +386,7 @@ def _answer_micro(figures: dict[str, Any], *, as_json: bool, out: Path | None) -
         "features",
         "predictor",
         "predictor_batch",
+        "plugin_step",
         "observe",
     ):
         print(f"{name:15} {_in_us(figures[f'{name}_us'])}")
