@@ -40,7 +40,7 @@ def report(
         typer.Option(
             metavar="FILE",
             help="Put the tables between the comments `bench:begin` and `bench:end` there; those "
-            "of a suite between `paper:begin` or `tiers:begin` and its end.",
+            "of a suite between `paper:begin`, `paper-vllm:begin` or `tiers:begin` and its end.",
         ),
     ] = None,
     times: Annotated[
@@ -197,7 +197,7 @@ def _part_of(result: BenchResult, own: Mapping[str, Any] | None) -> str:
     from hvd_ray.bench.tier_report import has_tiers
 
     if own is not None:
-        return "paper"
+        return "paper-vllm" if any(row.engine == "vllm" for row in result.rows) else "paper"
     return "tiers" if has_tiers(result) else "bench"
 
 
@@ -230,13 +230,14 @@ def _fill_parts(
     if "tiers" in parts:
         chosen = [result for result, part in zip(results, parts, strict=True) if part == "tiers"]
         update_part(readme, "tiers", tiers_part(chosen))
-    papers = [
-        paper_part(result, part)
-        for result, part in zip(results, own, strict=True)
-        if part is not None
-    ]
-    if papers:
-        update_part(readme, "paper", "\n".join(papers))
+    for name in ("paper", "paper-vllm"):
+        papers = [
+            paper_part(result, found)
+            for result, found, part in zip(results, own, parts, strict=True)
+            if part == name and found is not None
+        ]
+        if papers:
+            update_part(readme, name, "\n".join(papers))
 
 
 def _own_part(path: Path) -> Mapping[str, Any] | None:
