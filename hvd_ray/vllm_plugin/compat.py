@@ -154,8 +154,17 @@ def hook_request_metrics(
     _wrap(RequestSpecDecodeMetrics, "to_dict", around_dict)
 
 
-def hook_workers(around_start: Callable[[Any], Any], after_start: Callable[[Any], None]) -> None:
-    """Enter `around_start(vllm_config)` while a worker makes its runner; then hand that over."""
+def hook_workers(
+    around_start: Callable[[Any], Any],
+    after_start: Callable[[Any], None],
+    before_end: Callable[[Any], None],
+) -> None:
+    """Enter `around_start(vllm_config)` while a worker makes its runner; hand that over then, and
+    again before the worker shuts down.
+
+    A worker's process ends without Python's `atexit`, and vLLM kills it some five seconds after
+    it has asked for the end (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS).
+    """
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     def around(original: Any, wrapper: Any) -> Any:
@@ -166,7 +175,17 @@ def hook_workers(around_start: Callable[[Any], Any], after_start: Callable[[Any]
         after_start(wrapper.worker.model_runner)
         return result
 
+    def around_end(original: Any, wrapper: Any) -> Any:
+        runner = getattr(getattr(wrapper, "worker", None), "model_runner", None)
+        try:
+            if runner is not None and _is_configured(runner.vllm_config):
+                before_end(runner)
+        finally:
+            result = original(wrapper)
+        return result
+
     _wrap(WorkerWrapperBase, "init_device", around)
+    _wrap(WorkerWrapperBase, "shutdown", around_end)
 
 
 def mend_cpu_sampling() -> None:

@@ -172,7 +172,7 @@ def watch_steps(runner: Any, on_step: Callable[[str, Step], None]) -> bool:
 
     False where the runner's proposer is not ours.
     """
-    session = getattr(getattr(runner, "drafter", None), "_session", None)
+    session = session_of(runner)
     if session is None:
         return False
 
@@ -183,10 +183,15 @@ def watch_steps(runner: Any, on_step: Callable[[str, Step], None]) -> bool:
     return True
 
 
+def session_of(runner: Any) -> Any:
+    """The `HybridSession` of the runner's proposer; None where that is not ours."""
+    return getattr(getattr(runner, "drafter", None), "_session", None)
+
+
 def forget_outputs(runner: Any) -> None:
     """Empty the caches of earlier outputs, ours or that of vLLM's own suffix proposer."""
     drafter = getattr(runner, "drafter", None)
-    if (session := getattr(drafter, "_session", None)) is not None:
+    if (session := session_of(runner)) is not None:
         session.hybrid.router.table.cache.clear()
     elif (cache := getattr(drafter, "suffix_cache", None)) is not None:
         for request_id in list(cache.cached_requests):

@@ -8,7 +8,9 @@ is scraped. Names end as Prometheus wants: `_total` for what only rises.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,12 +18,14 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from hvd_ray.errors import UserError
 from hvd_ray.home import ensure_dir, hvd_home
 from hvd_ray.types import Source, Step
 
 if TYPE_CHECKING:
     from hvd_ray.context import DraftOutcome
 
+_log = logging.getLogger(__name__)
 WRITE_EVERY_S = 1.0
 STALE_S = 7 * 86_400.0
 """An engine that served nothing for so long loses its counts in `/metrics` until it does."""
@@ -44,8 +48,8 @@ HELP = {
     "hvd_cache_tokens": "Output tokens in the cache, over all scopes.",
     "hvd_cache_scopes": "Scopes with outputs in the cache.",
     "hvd_requests": "Requests that the plugin keeps in view.",
-    "hvd_traces": "Production traces kept since the start.",
-    "hvd_traces_dropped": "Sampled requests that gave no trace.",
+    "hvd_traces": "Production traces written since the start.",
+    "hvd_traces_dropped": "Sampled requests that have ended and gave no trace.",
 }
 
 Key = tuple[str, str, str]
@@ -104,21 +108,57 @@ class CountFile:
 
     path: Path
     _written_at: float = field(default=float("-inf"), init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _is_failing: bool = field(default=False, init=False)
+    _later: threading.Timer | None = field(default=None, init=False)
+    _is_removed: bool = field(default=False, init=False)
 
     def write(self, counters: Counters, *, now: bool = False) -> None:
-        """Leave the counts for the front end, unless that was done just now."""
-        if not now and monotonic() - self._written_at < WRITE_EVERY_S:
-            return
-        self._written_at = monotonic()
+        """Leave the counts for the front end, a little later if that was done just now.
+
+        Later, because no step may follow for hours. Steps call it, and the writer of traces from
+        its own thread; to neither does it matter that a disk is full.
+        """
+        with self._lock:
+            wait_s = 0.0 if now else self._written_at + WRITE_EVERY_S - monotonic()
+            if self._is_removed or (wait_s > 0 and self._later is not None):
+                return
+            if wait_s > 0:
+                self._later = threading.Timer(wait_s, self.write, (counters,), {"now": True})
+                self._later.daemon = True
+                self._later.start()
+                return
+            self._forget_later()
+            self._written_at = monotonic()
+            self._try_to_replace(list(counters.values.items()))
+
+    def _forget_later(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+
+    def _try_to_replace(self, items: list[tuple[Key, float]]) -> None:
+        try:
+            self._replace(items)
+            self._is_failing = False
+        except (OSError, UserError) as error:
+            if not self._is_failing:
+                _log.warning("hvd: the counts in /metrics stand still: %s", error)
+            self._is_failing = True
+
+    def _replace(self, items: list[tuple[Key, float]]) -> None:
         draft = self.path.with_suffix(f".{os.getpid()}.tmp")
         ensure_dir(self.path.parent)
-        rows = [[*key, value] for key, value in counters.values.items()]
+        rows = [[*key, value] for key, value in items]
         draft.write_text(json.dumps(rows), encoding="utf-8")
         draft.replace(self.path)
 
     def remove(self) -> None:
-        """The engine ends."""
-        self.path.unlink(missing_ok=True)
+        """The engine ends; nothing is written any more."""
+        with self._lock:
+            self._is_removed = True
+            self._forget_later()
+            self.path.unlink(missing_ok=True)
 
     def remove_stale(self) -> None:
         """Clear away what engines that were killed left behind."""

@@ -26,7 +26,7 @@ def register() -> None:
     compat.hook_model_runner_choice(RUNNER_REASON)
     compat.hook_requests()
     compat.hook_request_metrics(COUNTS.take, shares)
-    compat.hook_workers(_our_proposers, _bind)
+    compat.hook_workers(_our_proposers, _bind, _close)
 
 
 def _prepare(arguments: Any) -> HvdOptions | None:
@@ -57,3 +57,11 @@ def _our_proposers(vllm_config: Any) -> AbstractContextManager[None]:
 def _bind(runner: Any) -> None:
     compat.mend_cpu_sampling()
     runner.drafter.bind(runner)
+
+
+def _close(runner: Any) -> None:
+    from hvd_ray.vllm_plugin.compat_runner import session_of
+
+    session = session_of(runner)
+    if session is not None:
+        session.close()

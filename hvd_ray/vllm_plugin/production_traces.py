@@ -2,23 +2,25 @@
 
 Token ids only, no text: stop strings and salts do not leave the process, a scope is written as a
 digest. Files appear whole, the oldest go once the folder holds more than it may, and writing
-happens in a thread of its own, so that a slow disk costs traces, never steps.
+happens in a thread of its own, so that a slow disk costs traces, never steps. A file is written
+when it is full, when its oldest trace has waited for a minute, and at the engine's end.
 """
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import logging
-import os
-import queue
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 
 from hvd_ray.errors import UserError
+from hvd_ray.home import ensure_dir, writes_into
 from hvd_ray.traces.schema import Trace, trace_id_of
 from hvd_ray.traces.store import finished_parts, write_steps, write_traces
 from hvd_ray.types import FinishReason, SamplingParams, Step
@@ -28,6 +30,12 @@ from hvd_ray.vllm_plugin.requests import Tracked
 _log = logging.getLogger(__name__)
 _MAX_STEPS = 100_000
 """Steps kept of requests that are still running; one more request is not sampled beyond."""
+_MAX_WAITING_PARTS = 4
+"""Finished traces that wait for the disk, in files' worth; more are dropped."""
+_MAX_WAIT_S = 60.0
+"""No finished trace waits longer for its file to fill."""
+_END_S = 3.0
+"""What the writer gets at the engine's end, which vLLM makes a hard one after five seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +51,35 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One file's worth."""
+class Finished:
+    """A sampled request that has ended."""
 
-    number: int
-    traces: tuple[Trace, ...]
-    steps: tuple[tuple[str, Step], ...]
+    trace: Trace
+    steps: tuple[Step, ...]
+    ended_at: float
+    """On the monotonic clock, in seconds."""
 
 
 @dataclass(slots=True)
 class TraceSampler:
-    """Collects the steps of sampled requests and hands finished ones to the writer."""
+    """Collects the steps of sampled requests; a thread writes those that have ended."""
 
     options: TraceOptions
     origin: Origin
+    on_written: Callable[[], None] = lambda: None
+    """Called in the writer's thread after each file, when the numbers below are true."""
+    max_wait_s: float = _MAX_WAIT_S
     num_dropped: int = field(default=0, init=False)
-    """Finished traces that were lost: the disk was too slow, or a parameter has no column."""
+    """Traces that were lost: the disk was too slow or full, or a parameter has no column."""
     num_kept: int = field(default=0, init=False)
+    """Traces that were written."""
     _running: dict[str, list[Step]] = field(default_factory=dict, init=False)
     _num_steps: int = field(default=0, init=False)
-    _traces: list[Trace] = field(default_factory=list, init=False)
-    _steps: list[tuple[str, Step]] = field(default_factory=list, init=False)
+    _waiting: list[Finished] = field(default_factory=list, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    """Held for what both threads change: `_waiting`, the numbers and the end."""
+    _is_closing: bool = field(default=False, init=False)
     _num_parts: int = field(default=0, init=False)
-    _queue: queue.Queue[Part | None] = field(default_factory=lambda: queue.Queue(4), init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
 
     def observe(self, tracked: Tracked, step: Step) -> None:
@@ -85,37 +99,27 @@ class TraceSampler:
             return
         self._num_steps -= len(steps)
         if sampling is None or not tracked.profile.is_readable:
-            self.num_dropped += 1
+            self._count(dropped=1)
             return
         trace = _trace_of(tracked, sampling, self.origin)
-        self._traces.append(trace)
-        self._steps += [(trace.trace_id, step) for step in steps]
-        if len(self._traces) >= self.options.rows_per_part:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand what is finished to the writer, or drop it where the writer lags behind."""
-        if not self._traces:
-            return
-        part = Part(self._num_parts, tuple(self._traces), tuple(self._steps))
-        self._traces.clear()
-        self._steps.clear()
+        with self._changed:
+            if len(self._waiting) >= _MAX_WAITING_PARTS * self.options.rows_per_part:
+                self.num_dropped += 1
+                return
+            self._waiting.append(Finished(trace, tuple(steps), monotonic()))
+            self._changed.notify()
         self._start_writer()
-        try:
-            self._queue.put_nowait(part)
-        except queue.Full:
-            self.num_dropped += len(part.traces)
-            return
-        self._num_parts += 1
-        self.num_kept += len(part.traces)
 
     def close(self) -> None:
-        """Write what is left and end the writer."""
-        self.flush()
+        """Write what is left and end the writer; no request may end after it."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
         if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+            self._thread.join(_END_S)
+            with self._changed:  # what a slow disk has not taken by now
+                self.num_dropped += len(self._waiting)
+                self._waiting.clear()
 
     def _is_sampled(self, key: str) -> bool:
         digest = hashlib.sha256(f"{self.origin.instance_id} {key}".encode()).digest()
@@ -125,46 +129,89 @@ class TraceSampler:
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="hvd-traces", daemon=True)
             self._thread.start()
-            atexit.register(self.close)
+
+    def _count(self, *, kept: int = 0, dropped: int = 0) -> None:
+        with self._changed:
+            self.num_kept += kept
+            self.num_dropped += dropped
 
     def _write_all(self) -> None:
-        while (part := self._queue.get()) is not None:
-            try:
-                write_part(Path(self.options.folder), part, name=self.origin.instance_id)
-                trim_folder(Path(self.options.folder), self.options.max_mib * 2**20)
-            except UserError as error:
-                self.num_dropped += len(part.traces)
-                _log.warning("hvd: traces are lost: %s", error)
+        while part := self._next_part():
+            self._write(part)
+            self.on_written()
+
+    def _next_part(self) -> list[Finished]:
+        """One file's worth, as soon as it is due; nothing at the end."""
+        with self._changed:
+            while (wait_s := self._seconds_left()) > 0:
+                self._changed.wait(min(wait_s, threading.TIMEOUT_MAX))
+            part = self._waiting[: self.options.rows_per_part]
+            del self._waiting[: len(part)]
+            return part
+
+    def _seconds_left(self) -> float:
+        """Until the next file is due."""
+        if self._is_closing or len(self._waiting) >= self.options.rows_per_part:
+            return 0.0
+        if not self._waiting:
+            return float("inf")
+        return self._waiting[0].ended_at + self.max_wait_s - monotonic()
+
+    def _write(self, part: Sequence[Finished]) -> None:
+        folder = Path(self.options.folder)
+        name = f"part-{self.origin.instance_id}-{self._num_parts:06d}.parquet"
+        try:
+            write_part(folder, part, name=name)
+        except (UserError, OSError) as error:
+            self._count(dropped=len(part))
+            _log.warning("hvd: traces are lost: %s", error)
+            return
+        self._num_parts += 1
+        self._count(kept=len(part))
+        try:
+            trim_folder(folder, self.options.max_mib * 2**20)
+        except OSError as error:
+            _log.warning("hvd: old traces cannot be removed: %s", error)
 
 
-def write_part(folder: Path, part: Part, *, name: str) -> None:
+def check_folder(folder: Path) -> None:
+    """Make the folder, and a file in it that goes at once.
+
+    Raises:
+        UserError: traces cannot be written there.
+    """
+    with writes_into(folder), tempfile.TemporaryFile(dir=ensure_dir(folder)):
+        pass
+
+
+def write_part(folder: Path, part: Sequence[Finished], *, name: str) -> None:
     """Write the two files of a part.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    file = f"part-{name}-{part.number:06d}.parquet"
-    write_steps(part.steps, folder / "steps" / file)
-    write_traces(part.traces, folder / "traces" / file)
+    steps = ((one.trace.trace_id, step) for one in part for step in one.steps)
+    write_steps(steps, folder / "steps" / name)
+    write_traces((one.trace for one in part), folder / "traces" / name)
 
 
 def trim_folder(folder: Path, max_bytes: int) -> None:
     """Remove the oldest parts, traces and steps together, until the rest is small enough."""
     tables = (folder / "traces", folder / "steps")
-    sizes = {path: path.stat() for table in tables for path in finished_parts(table)}
-    total = sum(stat.st_size for stat in sizes.values())
-    oldest_first = sorted({p.name for p in sizes}, key=lambda name: _age(name, sizes))
-    for name in oldest_first:
+    sizes: dict[Path, int] = {}
+    written: dict[str, float] = {}
+    for path in (path for table in tables for path in finished_parts(table)):
+        with suppress(FileNotFoundError):  # another engine trims the folder too
+            stat = path.stat()
+            sizes[path] = stat.st_size
+            written[path.name] = min(stat.st_mtime, written.get(path.name, stat.st_mtime))
+    total = sum(sizes.values())
+    for name in sorted(written, key=lambda name: (written[name], name)):
         if total <= max_bytes:
             return
         for table in tables:
-            if (stat := sizes.get(table / name)) is not None:
-                (table / name).unlink(missing_ok=True)
-                total -= stat.st_size
-
-
-def _age(name: str, sizes: dict[Path, os.stat_result]) -> tuple[float, str]:
-    return min(stat.st_mtime for path, stat in sizes.items() if path.name == name), name
+            (table / name).unlink(missing_ok=True)
+            total -= sizes.get(table / name, 0)
 
 
 def _trace_of(tracked: Tracked, sampling: SamplingParams, origin: Origin) -> Trace:

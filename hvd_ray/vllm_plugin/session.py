@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -18,9 +20,9 @@ from hvd_ray.vllm_plugin.requests import RequestTable, Row, Tracked
 from hvd_ray.vllm_plugin.router import Choice
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class HybridSession:
-    """What stands between the runner and the router."""
+    """What stands between the runner and the router, from the worker's start to its end."""
 
     runner: Any
     hybrid: Hybrid
@@ -31,6 +33,7 @@ class HybridSession:
     """Told of each cycle of each request."""
     _pass_started: float = field(default=0.0, init=False)
     _pass_rows: int = field(default=0, init=False)
+    _is_closed: bool = field(default=False, init=False)
 
     @classmethod
     def open(cls, runner: Any) -> HybridSession:
@@ -51,12 +54,26 @@ class HybridSession:
         session = cls(runner, hybrid, file, traces)
         session._listen(hybrid.router.table)
         file.remove_stale()
-        atexit.register(file.remove)
+        # For engines in their caller's process, which may go without being shut down or even
+        # collected: the model must not stay for our sake.
+        atexit.register(_end, weakref.ref(session), file)
         compat_runner.lift_length_limit(runner)
         compat_runner.time_steps(runner, session.start_pass)
         hybrid.facts["draft_tokens"] = f"at most {runner.num_spec_tokens}"
         compat.log_line(hybrid.start_line)
         return session
+
+    def close(self) -> None:
+        """The engine ends, whatever still runs: write the traces, take the counts away."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.hybrid.router.table.forget_absent({})
+        if self.traces is not None:
+            self.traces.close()
+            kept, dropped = self.traces.num_kept, self.traces.num_dropped
+            compat.log_line(f"hvd: {kept} traces written since the start, {dropped} dropped")
+        self.file.remove()
 
     def start_pass(self, num_rows: int) -> None:
         """The target starts on a step of so many rows."""
@@ -113,6 +130,8 @@ class HybridSession:
         table.on_step = self._on_step
         table.on_outcome = self.counters.count_outcome
         table.on_end = self._on_end
+        if self.traces is not None:
+            self.traces.on_written = partial(_show, self.traces, self.counters, self.file)
 
     def _on_step(self, tracked: Tracked, step: Step, skipped: str) -> None:
         self.counters.count_step(step, skipped=skipped)
@@ -127,8 +146,7 @@ class HybridSession:
         COUNTS.take(tracked.request_id)  # nobody has asked for them: it was aborted
         if self.traces is not None:
             self.traces.end(tracked, compat_runner.sampling_of(tracked.handle))
-            self.counters.put("hvd_traces", self.traces.num_kept)
-            self.counters.put("hvd_traces_dropped", self.traces.num_dropped)
+            _put_traces(self.traces, self.counters)
 
     def _update_gauges(self) -> None:
         cache = self.hybrid.router.table.cache
@@ -143,3 +161,20 @@ class HybridSession:
         verified = sum(1 + row.num_drafted for row in rows)
         if self.hybrid.learnt is not None and verified == self._pass_rows:
             self.hybrid.learnt.target.observe(verified, pass_ms)
+
+
+def _put_traces(traces: TraceSampler, counters: Counters) -> None:
+    counters.put("hvd_traces", traces.num_kept)
+    counters.put("hvd_traces_dropped", traces.num_dropped)
+
+
+def _show(traces: TraceSampler, counters: Counters, file: CountFile) -> None:
+    """A file of traces was written, maybe long after the last step."""
+    _put_traces(traces, counters)
+    file.write(counters, now=True)
+
+
+def _end(session: weakref.ref[HybridSession], file: CountFile) -> None:
+    if (alive := session()) is not None:
+        alive.close()
+    file.remove()

@@ -111,6 +111,27 @@ def test_nothing_of_vllm_is_touched_for_an_engine_without_the_section() -> None:
     assert compat._is_configured(SimpleNamespace(additional_config={"hvd": {}}))
 
 
+def test_a_worker_tells_us_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm")
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    said: list[object] = []
+    monkeypatch.setattr(WorkerWrapperBase, "init_device", lambda _: None)
+    monkeypatch.setattr(WorkerWrapperBase, "shutdown", lambda _: said.append("vllm"))
+    compat.hook_workers(lambda _: None, lambda _: None, said.append)
+    ours, other = (
+        SimpleNamespace(vllm_config=SimpleNamespace(additional_config=additional))
+        for additional in ({"hvd": {}}, {})
+    )
+    for worker in (
+        SimpleNamespace(worker=SimpleNamespace(model_runner=ours)),
+        SimpleNamespace(worker=SimpleNamespace(model_runner=other)),
+        SimpleNamespace(),  # it never came to a runner
+    ):
+        WorkerWrapperBase.shutdown(worker)
+    assert said == [ours, "vllm", "vllm", "vllm"]
+
+
 def request(extra: dict[str, Any] | None, salt: str | None = None) -> Any:
     params = SimpleNamespace(extra_args=extra)
     return SimpleNamespace(sampling_params=params, cache_salt=salt)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import monotonic, sleep
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from hvd_ray.context import DraftOutcome
 from hvd_ray.types import Source, Step
+from hvd_ray.vllm_plugin import metrics
 from hvd_ray.vllm_plugin.metrics import CountCollector, Counters, CountFile, read_counts
 
 
@@ -61,6 +64,35 @@ def test_the_front_end_shows_what_the_worker_left(tmp_path: Path) -> None:
     file.write(counters, now=True)
     assert read_counts(path)["hvd_cache_tokens", "", ""] == 78
     assert [p.name for p in path.parent.iterdir()] == ["counts.json"]
+
+
+def test_the_last_counts_show_though_no_step_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "WRITE_EVERY_S", 0.05)
+    file, counters = CountFile(tmp_path / "counts.json"), counted()
+    file.write(counters)
+    counters.put("hvd_cache_tokens", 78)
+    file.write(counters)
+    deadline = monotonic() + 30
+    while read_counts(file.path)["hvd_cache_tokens", "", ""] != 78:
+        assert monotonic() < deadline
+        sleep(0.01)
+    file.write(counters)
+    file.remove()
+    file.write(counters, now=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_takes_nothing_stops_no_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    file = CountFile(blocked / "counts.json")
+    for _ in range(3):
+        file.write(counted(), now=True)
+    assert caplog.text.count("stand still") == 1
 
 
 def test_what_a_killed_engine_left_is_cleared_away(tmp_path: Path) -> None:

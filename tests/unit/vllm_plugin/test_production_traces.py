@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
+import pytest
+
 from hvd_ray.context import DecodeContext
+from hvd_ray.errors import UserError
 from hvd_ray.traces.store import read_steps, read_traces
 from hvd_ray.types import SamplingParams, Source, Step, TokenBuffer
+from hvd_ray.vllm_plugin import production_traces
 from hvd_ray.vllm_plugin.options import TraceOptions
-from hvd_ray.vllm_plugin.production_traces import Origin, TraceSampler, trim_folder
+from hvd_ray.vllm_plugin.production_traces import (
+    Origin,
+    TraceSampler,
+    check_folder,
+    trim_folder,
+)
 from hvd_ray.vllm_plugin.requests import Profile, Tracked
 
 ORIGIN = Origin("engine-1", "model", "sha", "hvd_cost", "vllm", 2048)
@@ -65,6 +75,42 @@ def test_about_the_share_is_sampled_and_nothing_is_kept_of_the_rest(tmp_path: Pa
     assert len(read_traces(tmp_path)) == sampler.num_kept
 
 
+def test_a_trace_does_not_wait_for_its_file_to_fill(tmp_path: Path) -> None:
+    sampler = TraceSampler(TraceOptions(folder=str(tmp_path), share=1.0), ORIGIN, max_wait_s=0.01)
+    written = threading.Event()
+    sampler.on_written = written.set
+    for number in (1, 2):
+        serve(sampler, f"r{number}", [7])
+        assert written.wait(30)
+        written.clear()
+        assert sampler.num_kept == len(read_traces(tmp_path)) == number
+    sampler.close()
+    assert len(list((tmp_path / "traces").iterdir())) == 2
+
+
+def test_what_a_slow_disk_cannot_take_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = TraceOptions(folder=str(tmp_path), share=1.0, rows_per_part=1)
+    sampler = TraceSampler(options, ORIGIN)
+    is_free, is_writing = threading.Event(), threading.Event()
+
+    def slow(*_: object, **__: object) -> None:
+        is_writing.set()
+        is_free.wait(30)
+
+    monkeypatch.setattr(production_traces, "write_part", slow)
+    monkeypatch.setattr(production_traces, "_END_S", 0.01)
+    serve(sampler, "a", [7])
+    assert is_writing.wait(30)
+    for number in range(6):
+        serve(sampler, f"r{number}", [7])
+    assert sampler.num_dropped == 2, "four files' worth may wait"
+    sampler.close()
+    assert (sampler.num_kept, sampler.num_dropped) == (0, 6)
+    is_free.set()
+
+
 def test_parameters_without_a_column_cost_the_trace_only(tmp_path: Path) -> None:
     sampler = TraceSampler(TraceOptions(folder=str(tmp_path), share=1.0), ORIGIN)
     request = tracked("a", output=[7])
@@ -96,4 +142,13 @@ def test_a_folder_that_cannot_be_written_costs_traces_only(tmp_path: Path) -> No
     sampler = TraceSampler(TraceOptions(folder=str(blocked), share=1.0, rows_per_part=1), ORIGIN)
     serve(sampler, "a", [7])
     sampler.close()
-    assert sampler.num_dropped == 1
+    assert (sampler.num_kept, sampler.num_dropped) == (0, 1)
+
+
+def test_a_folder_for_traces_is_tried_out_before_it_is_needed(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        with pytest.raises(UserError, match="cannot write"):
+            check_folder(tmp_path / place)
