@@ -16,7 +16,7 @@ from hvd_ray.errors import UserError
 from hvd_ray.types import SamplingParams, Step, scope_key
 from hvd_ray.vllm_plugin.backlog import Rows, split_rows
 from hvd_ray.vllm_plugin.compat import CONTROL_KEY, SCOPE_KEY
-from hvd_ray.vllm_plugin.options import read_control
+from hvd_ray.vllm_plugin.options import Control, read_control
 from hvd_ray.vllm_plugin.requests import Profile, Row, Tracked
 
 
@@ -24,11 +24,16 @@ def profile_of(model: str, state: Any) -> Profile:
     """What a request brought along, from the runner's state of it.
 
     A request whose front end did not say whose it is (it runs no plugin) shares with nobody.
+    One that samples with a seed of its own gets no draft unless it names a source: vLLM draws
+    other numbers for a draft's rows, and drafts hang on what was said before, so that it would
+    not repeat itself.
     """
     params = state.sampling_params
     extra = params.extra_args or {}
     salt = extra.get(SCOPE_KEY)
     tenant = f"salt:{salt}" if salt is not None else f"request:{state.req_id}"
+    control = read_control(extra.get(CONTROL_KEY))
+    is_seeded = control is Control.AUTO and params.sampling_type.name == "RANDOM_SEED"
     adapter = state.lora_request
     stops = {*(params.stop_token_ids or ()), params.eos_token_id} - {None}
     return Profile(
@@ -37,10 +42,11 @@ def profile_of(model: str, state: Any) -> Profile:
             model=model,
             adapter=f"{adapter.lora_int_id}:{adapter.lora_name}" if adapter else "",
         ),
-        control=read_control(extra.get(CONTROL_KEY)),
+        control=Control.OFF if is_seeded else control,
         max_tokens=params.max_tokens,
         stop_token_ids=frozenset(stops),
         is_readable=state.prompt_token_ids is not None and state.prompt_embeds is None,
+        is_seeded=is_seeded,
     )
 
 

@@ -30,6 +30,8 @@ class Profile:
     """Tokens that end the output, EOS included where it counts."""
     is_readable: bool = True
     """Whether its prompt is known as tokens (not as embeddings)."""
+    is_seeded: bool = False
+    """Whether its control is `off` for its seed alone."""
 
     @property
     def may_use_cache(self) -> bool:

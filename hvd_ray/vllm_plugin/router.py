@@ -147,7 +147,7 @@ class Router:
         """Why a request gets no draft, in one of a few words."""
         tracked = choice.tracked
         if tracked.profile.control is Control.OFF:
-            return "off"
+            return "seeded" if tracked.profile.is_seeded else "off"
         if tracked.context.room <= 0:
             return "no_room"
         return "declined" if choice.cache.token_ids or choice.has_model else "no_draft"

@@ -39,6 +39,8 @@ SPECIAL: tuple[dict[str, Any], ...] = (
     {"bad_words": ["planets"]},
     {"temperature": 1.0, "top_k": 1},
     {"temperature": 1.0, "top_k": 1, "n": 2},
+    {"temperature": 0.8, "seed": 7},
+    {"temperature": 0.8, "seed": 7, "top_p": 0.9, "n": 2},
 )
 """What vLLM verifies in ways of its own."""
 REFUSED: tuple[dict[str, Any], ...] = ({"logit_bias": {"5": 3.0}},)
@@ -166,7 +168,7 @@ def test_every_source_gives_what_plain_vllm_gives(
     assert "auto, cache, eagle3, off" in next(results)["error"]
     for special, expected in zip(SPECIAL, unconfigured[len(QUESTIONS) :], strict=True):
         found = next(results)
-        for what in ("tokens", "ends", "logprobs"):
+        for what in ("tokens", "ends", "logprobs", "all"):
             assert found[what] == expected[what], (special, what)
     for special in REFUSED:
         assert next(iter(special)) in next(results)["error"]

@@ -24,8 +24,12 @@ class FakeState:
 
 
 def params(**given: Any) -> Any:
+    kind = "RANDOM_SEED" if given.pop("is_seeded", False) else "GREEDY"
     defaults = {"extra_args": {"hvd_scope": ""}, "stop_token_ids": [], "eos_token_id": None}
-    return SimpleNamespace(**{**defaults, "max_tokens": 32, **given})
+    sampling_type = SimpleNamespace(name=kind)
+    return SimpleNamespace(
+        **{**defaults, "max_tokens": 32, "sampling_type": sampling_type, **given}
+    )
 
 
 @dataclass

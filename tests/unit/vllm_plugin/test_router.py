@@ -78,6 +78,29 @@ def test_what_a_request_asks_for_is_obeyed_and_touches_no_neighbour() -> None:
     assert (found["eagle3"].source, found["eagle3"].length) == (Source.EAGLE3, 4)
 
 
+def test_a_seeded_request_is_left_alone_unless_it_names_a_source() -> None:
+    runner = FakeRunner()
+    for word in ("auto", "off", "cache", "eagle3"):
+        extra = {"hvd": word, "hvd_scope": ""}
+        runner.add(word, LOOP, extra_args=extra, is_seeded=True)
+    runner.add("silent", LOOP, is_seeded=True)
+    table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat_runner.profile_of("m", s))
+    router = Router(table, ModelForAll(), Limits(64, 4, lookup_ms=1e9))
+    rows = compat_runner.rows_of(runner, runner.sample({name: [1] for name in runner.requests}))
+    table.observe(rows)
+    found = {}
+    for choice in router.choose(rows, max_draft_tokens=16):
+        assert choice is not None
+        router.note(choice, NO_DRAFT)
+        plan = choice.tracked.plan
+        assert plan is not None
+        source = choice.decision.source
+        found[choice.tracked.request_id] = plan.skipped if source is Source.NONE else source
+        assert choice.may_use_model == (choice.tracked.request_id == "eagle3")
+    drafted = {"cache": Source.SUFFIX, "eagle3": Source.EAGLE3}
+    assert found == {"auto": "seeded", "silent": "seeded", "off": "off", **drafted}
+
+
 def test_drafts_keep_within_budget_context_and_the_engines_limit() -> None:
     runner = FakeRunner(max_model_len=32)
     runner.add("budget", LOOP, max_tokens=3)
