@@ -276,8 +276,16 @@ def read_settings(path: Path | None, overrides: Sequence[str] = ()) -> dict[str,
     return tree
 
 
-def validated(model: type[Settings], tree: dict[str, Any], *, where: str = LISTED_IN) -> Settings:
-    """A tree of settings as its model; `where` says which file lists what is allowed.
+def validated(
+    model: type[Settings], tree: dict[str, Any], *, where: str = LISTED_IN, section: str = ""
+) -> Settings:
+    """A tree of settings as its model.
+
+    Args:
+        model: what is allowed.
+        tree: what was given.
+        where: the file that lists what is allowed, to be named.
+        section: what the user wrote the tree under.
 
     Raises:
         UserError: a key is unknown or a value is out of range; one line that names the key.
@@ -285,7 +293,7 @@ def validated(model: type[Settings], tree: dict[str, Any], *, where: str = LISTE
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise UserError(_one_line(error, where)) from None
+        raise UserError(_one_line(error, where, section)) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -319,9 +327,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     tree[leaf] = value
 
 
-def _one_line(error: ValidationError, where: str) -> str:
+def _one_line(error: ValidationError, where: str, section: str) -> str:
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(str(part) for part in (section, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
         return f"setting {key}: unknown; the settings are listed in {where}"
     return f"setting {key}: {first['msg']}, got {first['input']!r}"

@@ -117,7 +117,8 @@ def _speculation(system: str, config: Config) -> dict[str, Any] | None:
         }
     if system == "suffix":
         return {"method": "suffix", "num_speculative_tokens": MAX_DRAFT_TOKENS}
-    tokens = config.drafting.eagle3.num_tokens if system == "eagle3" else MAX_DRAFT_TOKENS
+    head_tokens = config.drafting.eagle3.num_tokens
+    tokens = head_tokens if system == "eagle3" else max(MAX_DRAFT_TOKENS, head_tokens)
     head = str(head_folder(config).absolute())
     return {"method": "eagle3", "model": head, "num_speculative_tokens": tokens}
 

@@ -42,17 +42,21 @@ def engine_arguments(config: ServeConfig) -> dict[str, Any]:
 
 def _hybrid(config: ServeConfig) -> dict[str, Any]:
     """The plugin's configuration for our settings; with the head that is at hand."""
-    speculative: dict[str, Any] = {"method": "suffix", "num_speculative_tokens": MAX_DRAFT}
-    try:
-        speculative |= {"method": "eagle3", "model": str(head_folder(config))}
-    except UserError:
-        if config.drafting.eagle3.head is not None:
-            raise
+    head_tokens = config.drafting.eagle3.num_tokens
+    speculative: dict[str, Any] = {
+        "method": "suffix",
+        "num_speculative_tokens": max(MAX_DRAFT, head_tokens),
+    }
     section: dict[str, Any] = {
         **_policy_options(config),
         "cache": config.drafting.suffix.model_dump(exclude_unset=True),
-        "eagle3_tokens": config.drafting.eagle3.num_tokens,
     }
+    try:
+        speculative |= {"method": "eagle3", "model": str(head_folder(config))}
+        section["eagle3_tokens"] = head_tokens
+    except UserError:
+        if config.drafting.eagle3.head is not None:
+            raise
     return {"speculative_config": speculative, "additional_config": {SECTION: section}}
 
 

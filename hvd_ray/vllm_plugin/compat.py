@@ -295,6 +295,11 @@ def check_engine(vllm_config: Any) -> None:
         )
 
 
+def num_speculative_tokens(vllm_config: Any) -> int:
+    """The most tokens of a draft."""
+    return int(vllm_config.speculative_config.num_speculative_tokens)
+
+
 def has_head(vllm_config: Any) -> bool:
     """Whether the engine has an EAGLE-3 head."""
     return bool(vllm_config.speculative_config.method == "eagle3")
@@ -324,6 +329,11 @@ def _mark_request(request: Any, *, has_head: bool) -> None:
         )
     if SCOPE_KEY in extra:
         raise VLLMValidationError(f"{SCOPE_KEY} is not for clients to set", parameter=SCOPE_KEY)
+    for key in extra:
+        if key != CONTROL_KEY and str(key).lower().startswith(CONTROL_KEY):
+            raise VLLMValidationError(
+                f"{key}: unknown; the one key of hvd_ray's is {CONTROL_KEY!r}", parameter=str(key)
+            )
     extra[SCOPE_KEY] = request.cache_salt or ""
     params.extra_args = extra
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
@@ -15,7 +16,7 @@ from hvd_ray.errors import UserError
 
 SECTION = "hvd"
 OWN_PAYOFF = "own"
-LISTED_IN = "hvd_ray/vllm_plugin/options.py"
+Place = Annotated[str, Field(min_length=1)]
 
 PluginPolicy = Literal["cost", "tau", "score", "match", "cache", "eagle3", "off"]
 POLICIES: Mapping[PluginPolicy, PolicyName] = MappingProxyType(
@@ -62,13 +63,13 @@ class TraceOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    folder: str
+    folder: Place
     share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.01
     """Of the requests."""
     max_mib: Annotated[int, Field(ge=1, le=2**20)] = 256
     """The oldest files go beyond."""
     rows_per_part: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Requests a file."""
+    """Requests a file, the most; what waits for a minute is written with fewer."""
 
 
 class HvdOptions(BaseModel):
@@ -79,10 +80,10 @@ class HvdOptions(BaseModel):
     policy: PluginPolicy = "cost"
     eagle3_tokens: Annotated[int, Field(ge=1, le=64)] = 4
     """The most tokens of a chain drafted by the head; `num_speculative_tokens` bounds any draft."""
-    payoff: str | None = None
+    payoff: Place | None = None
     """The predictor: a folder, `models:/NAME@ALIAS`, `own` for the cache's own probabilities, or
     None for the target's champion."""
-    costs: str | None = None
+    costs: Place | None = None
     """A cost table's file for `cost`; None: learnt from the engine's own steps."""
     tau: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 6.0
     """Threshold of `tau` on the predicted payoff, in tokens."""
@@ -122,6 +123,9 @@ _IDLE: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 """Options that only some policies read."""
+_SUBSECTIONS: Mapping[str, type[BaseModel]] = MappingProxyType(
+    {"cache": SuffixConfig, "traces": TraceOptions}
+)
 
 
 def read_options(additional_config: object) -> HvdOptions | None:
@@ -133,9 +137,11 @@ def read_options(additional_config: object) -> HvdOptions | None:
     if not isinstance(additional_config, Mapping) or SECTION not in additional_config:
         return None
     section = additional_config[SECTION]
-    if not isinstance(section, Mapping):
-        raise UserError(f"additional config: {SECTION} must be a mapping, got {section!r}")
-    options = validated(HvdOptions, dict(section), where=LISTED_IN)
+    _refuse_unknown(section, HvdOptions, name=SECTION)
+    for name, model in _SUBSECTIONS.items():
+        if section.get(name) is not None:
+            _refuse_unknown(section[name], model, name=f"{SECTION}.{name}")
+    options = validated(HvdOptions, dict(section), section=SECTION)
     for name, users in _IDLE.items():
         if section.get(name) is not None and options.policy not in users:
             raise UserError(
@@ -143,6 +149,47 @@ def read_options(additional_config: object) -> HvdOptions | None:
                 f"leave it out or choose {' or '.join(sorted(users))}"
             )
     return options
+
+
+def _refuse_unknown(given: object, model: type[BaseModel], *, name: str) -> None:
+    known = list(model.model_fields)
+    if not isinstance(given, Mapping):
+        raise UserError(
+            f"setting {name}: must be a mapping of settings ({', '.join(known)}), got {given!r}"
+        )
+    for key in given:
+        if key not in known:
+            close = get_close_matches(str(key), known, n=1)
+            hint = f"is {close[0]!r} meant?" if close else f"choose from {', '.join(known)}"
+            raise UserError(f"setting {name}.{key}: unknown; {hint}")
+    for key, field in model.model_fields.items():
+        if field.is_required() and key not in given:
+            raise UserError(f"setting {name}.{key}: must be given")
+
+
+def check_head(options: HvdOptions, *, has_head: bool, num_speculative_tokens: int) -> None:
+    """Refuse what asks for more of a head than the engine has.
+
+    Raises:
+        UserError: naming the setting, and what to type.
+    """
+    if options.policy == "eagle3" and not has_head:
+        raise UserError(
+            f"setting {SECTION}.policy: 'eagle3' needs a head: --speculative-config with method "
+            "eagle3"
+        )
+    if "eagle3_tokens" not in options.model_fields_set:
+        return
+    if not has_head:
+        raise UserError(
+            f"setting {SECTION}.eagle3_tokens: has no effect without a head; leave it out, or give "
+            "--speculative-config the method eagle3"
+        )
+    if options.eagle3_tokens > num_speculative_tokens:
+        raise UserError(
+            f"setting {SECTION}.eagle3_tokens: {options.eagle3_tokens} is more than the "
+            f"num_speculative_tokens of --speculative-config, {num_speculative_tokens}"
+        )
 
 
 def read_control(value: object) -> Control:
@@ -155,8 +202,14 @@ def read_control(value: object) -> Control:
         return Control.AUTO
     names = [control.value for control in Control]
     if not isinstance(value, str) or value not in names:
-        raise UserError(f"hvd: unknown value {value!r}; choose from {', '.join(names)}")
+        raise UserError(f"{SECTION}: unknown value {_shown(value)}; choose from {', '.join(names)}")
     return Control(value)
+
+
+def _shown(value: object) -> str:
+    """A value as its sender knows it: vLLM's front end makes numbers of truth values."""
+    words: dict[float, str] = {0: "0 or false", 1: "1 or true"}
+    return words.get(value, repr(value)) if isinstance(value, int | float) else repr(value)
 
 
 assert set(POLICIES) == set(get_args(PluginPolicy))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvd_ray.config import Config, SuffixConfig
 from hvd_ray.context import DecodeContext
@@ -16,9 +17,13 @@ from hvd_ray.payoff.policy import Candidates
 from hvd_ray.systems import Parts, build_policy
 from hvd_ray.types import Request, TokenBuffer
 from hvd_ray.vllm_plugin.options import OWN_PAYOFF, HvdOptions, Target
+from hvd_ray.vllm_plugin.production_traces import check_folder
 from hvd_ray.vllm_plugin.requests import Profile, RequestTable
 from hvd_ray.vllm_plugin.router import BatchPolicy, EachAlone, Limits, Router
 from hvd_ray.vllm_plugin.step_costs import LearntAcceptance, LearntCosts
+
+if TYPE_CHECKING:
+    from hvd_ray.parts.payoff import PayoffSource
 
 _JUDGED = ("cost", "tau")
 """Policies that ask a predictor."""
@@ -81,6 +86,25 @@ def open_hybrid(
     return Hybrid(router, acceptance, learnt, facts)
 
 
+def check_parts(options: HvdOptions, target: Target) -> None:
+    """Find what a worker will need, before any is started.
+
+    Raises:
+        UserError: predictor or cost table cannot be found or do not fit, or traces cannot be
+            written where they should be.
+    """
+    config = options.config(target.model)
+    if options.policy in _JUDGED and options.payoff != OWN_PAYOFF:
+        _payoff_source(options, config)
+    if options.policy == "cost" and options.costs is not None:
+        _table_costs(options.costs, config)
+    if options.traces is not None:
+        try:
+            check_folder(Path(options.traces.folder))
+        except UserError as error:
+            raise UserError(f"setting hvd.traces.folder: {error}") from None
+
+
 def compile_ahead(cache: SuffixConfig, policy: BatchPolicy) -> None:
     """Draft and decide once: functions are compiled at their first call, which takes seconds and
     must not fall into the first requests. Nothing of it is remembered."""
@@ -105,35 +129,53 @@ def _estimator(
         return None, "none"
     if options.payoff == OWN_PAYOFF:
         return CacheOwnEstimator(), "the cache's own estimate"
-    from hvd_ray.parts.payoff import find_payoff
     from hvd_ray.text import HFTextCodec
 
-    source = find_payoff(config)
-    if options.policy == "cost" and not source.has_survival:
-        raise UserError(
-            f"hvd.payoff {source.reference}: gives no survival curve, which policy 'cost' needs; "
-            "train one with `hvd train --kind survival`"
-        )
+    source = _payoff_source(options, config)
     extractor = source.extractor(HFTextCodec(target.tokenizer), vocab_size=target.vocab_size)
     estimator = PredictorEstimator(source.predictor, extractor)
     sha = source.predictor.card.weights_sha256[:12]
     return estimator, f"{source.reference} (sha256 {sha})"
 
 
+def _payoff_source(options: HvdOptions, config: Config) -> PayoffSource:
+    from hvd_ray.parts.payoff import find_payoff
+
+    try:
+        source = find_payoff(config)
+    except UserError as error:
+        raise UserError(
+            f"setting hvd.payoff: {error} (inside vLLM name it as hvd.payoff; "
+            f"{OWN_PAYOFF!r} needs no training)"
+        ) from None
+    if options.policy == "cost" and not source.has_survival:
+        raise UserError(
+            f"setting hvd.payoff: {source.reference} gives no survival curve, which policy 'cost' "
+            "needs; train one with `hvd train --kind survival`"
+        )
+    return source
+
+
 def _costs(options: HvdOptions, config: Config) -> tuple[BatchCosts, LearntCosts | None]:
     if options.costs is None:
         learnt = LearntCosts()
         return learnt, learnt
+    return _table_costs(options.costs, config), None
+
+
+def _table_costs(file: str, config: Config) -> TableCosts:
     from hvd_ray.fetch import model_fingerprint, resolve_model
     from hvd_ray.payoff.cost_file import read_costs
 
-    costs = read_costs(Path(options.costs))
-    model = model_fingerprint(resolve_model(config.model).path_or_id)
-    if costs.key.model != model:
+    try:
+        costs = read_costs(Path(file))
+    except UserError as error:
+        raise UserError(f"setting hvd.costs: {error}") from None
+    if costs.key.model != model_fingerprint(resolve_model(config.model).path_or_id):
         raise UserError(
-            f"hvd.costs {options.costs}: measured for another model than {config.model}"
+            f"setting hvd.costs: {file} was measured for another model than {config.model}"
         )
-    return TableCosts(costs.table()), None
+    return TableCosts(costs.table())
 
 
 def _name_of_costs(options: HvdOptions) -> str:

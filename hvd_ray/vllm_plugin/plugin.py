@@ -7,7 +7,7 @@ from typing import Any
 
 from hvd_ray.errors import UserError
 from hvd_ray.vllm_plugin import compat
-from hvd_ray.vllm_plugin.options import HvdOptions
+from hvd_ray.vllm_plugin.options import HvdOptions, check_head
 from hvd_ray.vllm_plugin.request_counts import COUNTS, shares
 
 RUNNER_REASON = "hybrid verified decoding (hvd_ray)"
@@ -38,9 +38,16 @@ def _prepare(arguments: Any) -> HvdOptions | None:
 
 
 def _check(vllm_config: Any, options: HvdOptions) -> None:
+    """Refuse what a worker would refuse a minute later, below a long traceback."""
+    from hvd_ray.vllm_plugin.parts import check_parts
+
     compat.check_engine(vllm_config)
-    if options.policy == "eagle3" and not compat.has_head(vllm_config):
-        raise UserError("hvd.policy 'eagle3' needs a head: --speculative-config with method eagle3")
+    check_head(
+        options,
+        has_head=compat.has_head(vllm_config),
+        num_speculative_tokens=compat.num_speculative_tokens(vllm_config),
+    )
+    check_parts(options, compat.target_of(vllm_config))
     compat.publish_counts(vllm_config)
 
 

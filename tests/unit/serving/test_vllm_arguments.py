@@ -38,6 +38,7 @@ def test_a_model_without_a_head_drafts_from_the_cache(tiny_llama_path: Path) -> 
     found = arguments({"model": str(tiny_llama_path)})
     assert found["speculative_config"]["method"] == "suffix"
     assert served_modes(found) == ("off", "cache", "auto")
+    assert "eagle3_tokens" not in found["additional_config"]["hvd"], "it would have no effect"
 
 
 @pytest.mark.parametrize(

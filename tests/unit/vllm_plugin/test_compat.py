@@ -151,7 +151,13 @@ def test_a_requests_salt_reaches_the_worker_and_its_own_args_stay() -> None:
 
 @pytest.mark.parametrize(
     ("extra", "has_head"),
-    [({"hvd": "on"}, True), ({"hvd": "eagle3"}, False), ({"hvd_scope": "theirs"}, True)],
+    [
+        ({"hvd": "on"}, True),
+        ({"hvd": "eagle3"}, False),
+        ({"hvd_scope": "theirs"}, True),
+        ({"hvdd": "off"}, True),
+        ({"hvd": "off", "HVD-mode": 1}, True),
+    ],
 )
 def test_what_a_request_may_not_ask_is_the_clients_fault(
     extra: dict[str, Any], has_head: bool
