@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
 from hvd_ray.payoff.network import Network
 from hvd_ray.verify.gate import FEATURE_NAMES, LearnedGate
 from hvd_ray.verify.slim_file import Escalation, SlimFile
+from hvd_ray.versioned_json import read_versioned
 
 CARD, WEIGHTS = "gate.json", "gate.safetensors"
 FORMAT_VERSION = 1
@@ -59,16 +60,22 @@ def read_gate(folder: Path, *, slim: SlimFile, theta: float) -> tuple[LearnedGat
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
+    absent = f"no learned gate in {folder}; {TRAIN}"
+    card = read_versioned(
+        folder / CARD,
+        GateCard,
+        what="learned gate",
+        version=FORMAT_VERSION,
+        remedy=TRAIN,
+        absent=absent,
+    )
     try:
-        raw = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        card = GateCard.model_validate(raw)
         weights = (folder / WEIGHTS).read_bytes()
     except FileNotFoundError:
-        raise UserError(f"no learned gate in {folder}; {TRAIN}") from None
-    except (OSError, ValueError, RecursionError, ValidationError) as error:
-        cause = str(error).splitlines()[0]
-        raise UserError(f"learned gate in {folder}: cannot be read ({cause}); {TRAIN}") from None
-    if card.format_version != FORMAT_VERSION or card.feature_names != FEATURE_NAMES:
+        raise UserError(absent) from None
+    except OSError as error:
+        raise UserError(f"learned gate in {folder}: cannot be read ({error}); {TRAIN}") from None
+    if card.feature_names != FEATURE_NAMES:
         raise UserError(f"learned gate in {folder}: made by another version; {TRAIN}")
     if card.slim != slim.key:
         raise UserError(f"learned gate in {folder}: made for another slim model; {TRAIN}")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
+from hvd_ray.config import Probability
 from hvd_ray.engines.slim import SlimLayers
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
@@ -27,14 +29,31 @@ class Escalation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    theta: tuple[float, ...] = ()
+    theta: tuple[Probability, ...] = ()
     """Rising."""
-    escalated: tuple[float, ...] = ()
+    escalated: tuple[Probability, ...] = ()
     """Share of the blocks that needed the target."""
 
+    @model_validator(mode="after")
+    def _is_a_curve(self) -> Self:
+        if len(self.theta) != len(self.escalated):
+            raise ValueError(
+                f"{len(self.theta)} thresholds but {len(self.escalated)} shares of blocks"
+            )
+        if any(after <= before for before, after in pairwise(self.theta)):
+            raise ValueError("the thresholds do not rise")
+        return self
+
     def at(self, theta: float) -> float | None:
-        """Share of the blocks at a threshold; None where nothing was measured."""
-        return float(np.interp(theta, self.theta, self.escalated)) if self.theta else None
+        """Share of the blocks at a threshold; None where nothing was measured.
+
+        That of the next measured threshold: at 0 nothing is escalated, and just above it already
+        much is, so a line between the two would promise what no threshold keeps.
+        """
+        if not self.theta:
+            return None
+        above = int(np.searchsorted(self.theta, theta))
+        return self.escalated[min(above, len(self.escalated) - 1)]
 
 
 class SlimFile(BaseModel):

@@ -241,8 +241,43 @@ def test_a_slim_model_survives_its_file(tmp_path: Path) -> None:
     again = read_slim(path, model="fingerprint")
     assert again == slim_file()
     assert again.layers == IDLE
-    assert again.escalation.at(0.25) == pytest.approx(0.2)
     assert Escalation().at(0.25) is None
+
+
+def test_between_two_measured_thresholds_the_dearer_counts() -> None:
+    measured = Escalation(theta=(0.0, 0.5, 0.9), escalated=(0.0, 0.4, 0.8))
+    assert [measured.at(theta) for theta in (0.0, 0.01, 0.5, 0.51, 0.95)] == [0, 0.4, 0.4, 0.8, 0.8]
+
+
+DAMAGED_CURVES = [
+    ({"theta": [0.0, 0.5], "escalated": [0.1]}, "escalation: .*2 thresholds but 1 shares"),
+    ({"theta": [0.5, 0.5], "escalated": [0.1, 0.2]}, "escalation: .*do not rise"),
+    (
+        {"theta": [0.5], "escalated": [-0.1]},
+        r"escalation\.escalated\.0: .*greater than or equal to 0",
+    ),
+    ({"theta": [0.5], "escalated": [1.5]}, r"escalation\.escalated\.0: .*less than or equal to 1"),
+    ({"theta": [-1], "escalated": [0.5]}, r"escalation\.theta\.0: "),
+    ({"theta": [0.5], "escalated": [float("nan")]}, r"escalation\.escalated\.0: "),
+]
+
+
+@pytest.mark.parametrize(("curve", "message"), DAMAGED_CURVES)
+def test_a_damaged_curve_is_refused_where_it_is_read(
+    tmp_path: Path, curve: dict[str, object], message: str
+) -> None:
+    def damage(path: Path) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"escalation": curve}))
+
+    slim, path = slim_file(), tmp_path / "slim.json"
+    write_slim(path, slim)
+    damage(path)
+    with pytest.raises(UserError, match=message):
+        read_slim(path)
+    write_gate(tmp_path, train_gate(learnable()), GateCard(slim=slim.key, weights_sha256=""))
+    damage(tmp_path / "gate.json")
+    with pytest.raises(UserError, match=message):
+        read_gate(tmp_path, slim=slim, theta=0.5)
 
 
 @pytest.mark.parametrize(
