@@ -42,8 +42,11 @@ class BreakEven:
 def refuse_unless_it_pays(measured: BreakEven | None, *, is_forced: bool) -> None:
     """Stop a configuration that costs more than it saves.
 
+    This is about cost alone; what is lost, the audit finds out. So what saves by never asking the
+    target, whatever the slim model says, is stopped as well.
+
     Raises:
-        UserError: it cannot pay, or nobody has measured whether it can.
+        UserError: it cannot pay, nobody has measured whether it can, or it never asks.
     """
     if is_forced:
         return
@@ -51,6 +54,11 @@ def refuse_unless_it_pays(measured: BreakEven | None, *, is_forced: bool) -> Non
         raise UserError(
             "tiers: whether they pay here was not measured; run `hvd calibrate`, or study them "
             "all the same with tiers.is_forced=true"
+        )
+    if measured.escalated == 0:
+        raise UserError(
+            f"tiers: at this threshold the target is never asked ({measured}), and costs do not "
+            "say what that loses; raise it, or study it all the same with tiers.is_forced=true"
         )
     if measured.sum() >= 1:
         raise UserError(
