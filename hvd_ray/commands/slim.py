@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,6 +73,8 @@ def search(
     config = load_config(None, settings or (), policies=["nested"])
     with shown_progress("trials") as progress:
         result = run_slim_search(options, config, progress=progress)
+    if "warning" in result:
+        print(f"hvd: {result['warning']}", file=sys.stderr)
     if as_json:
         print(json.dumps({"out": str(out), **result}))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from hvd_ray.engines.torch_engine import TorchEngine
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model
 from hvd_ray.home import atomic_path
+from hvd_ray.pipelines.output import claimed
 from hvd_ray.pipelines.shards import RunProgress
 from hvd_ray.provenance import provenance
 from hvd_ray.systems import load_engine
@@ -41,6 +43,8 @@ from hvd_ray.verify.slim_window import Block, Recorded, Tally, Window, split_win
 
 METHODS: tuple[Method, ...] = ("prefix", "dp", "knapsack", "dimr", "ours")
 RECORDINGS, RESULT, SLIM = "recordings.json", "search.json", "slim.json"
+FEW_BLOCKS = 50
+"""Held-out blocks below which a share near one half is known to 14 points or worse (95 %)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,16 @@ class SlimOptions:
     def __post_init__(self) -> None:
         if not 0 < self.skip_ratio < 1:
             raise UserError(f"--skip must be above 0 and below 1, got {self.skip_ratio}")
+        if not self.methods:
+            raise UserError(f"--methods names none; choose from {', '.join(METHODS)}")
         if unknown := [method for method in self.methods if method not in METHODS]:
             raise UserError(f"method {unknown[0]!r}: unknown; choose from {', '.join(METHODS)}")
-        for flag, value in (("--trials", self.num_trials), ("--tokens", self.num_tokens)):
+        if not 0 <= self.max_escalated <= 1:
+            raise UserError(f"--escalated must be from 0 to 1, got {self.max_escalated}")
+        counts = {"trials": self.num_trials, "tokens": self.num_tokens}
+        for flag, value in {**counts, "concurrency": self.concurrency}.items():
             if value < 1:
-                raise UserError(f"{flag} must be 1 or more, got {value}")
+                raise UserError(f"--{flag} must be 1 or more, got {value}")
 
 
 def run_slim_search(
@@ -78,10 +87,11 @@ def run_slim_search(
     """Search, judge, write and track; the best of the methods becomes `slim.json`.
 
     Returns:
-        What `search.json` holds.
+        What `search.json` holds, and `warning` where the result is little to go by.
 
     Raises:
-        UserError: no usable traces, the target has no layers to skip, the store fails.
+        UserError: no usable traces, the target has no layers to skip, another run or other
+            settings in the folder: nothing has been written then. The store fails.
     """
     progress.stage(f"reading the traces in {options.traces}")
     recordings = record(read_traces(options.traces), config, num_tokens=options.num_tokens)
@@ -89,15 +99,50 @@ def run_slim_search(
     engine, _ = load_engine(config)
     _require_slim(engine)
     search, held = split_window(recordings)
-    options.out.mkdir(parents=True, exist_ok=True)
-    save_recordings(options.out / RECORDINGS, search)
-    progress.stage("reading what the target says")
-    window, judge = Window(engine, tuple(search)), Window(engine, tuple(held))
-    costs = measure_sublayers(window)
-    found = _candidates(options, config, window, costs, progress)
-    progress.stage("judging on held-out recordings")
-    rows = [_row(method, slim, judge, costs, options) for method, slim in found.items()]
-    return _keep(rows, found, judge, options, config, costs)
+    with claimed(options.out, _settings(options, config, recordings)) as folder:
+        save_recordings(options.out / RECORDINGS, search)
+        progress.stage("reading what the target says")
+        window, judge = Window(engine, tuple(search)), Window(engine, tuple(held))
+        costs = measure_sublayers(window)
+        found = _candidates(options, config, window, costs, progress)
+        progress.stage("judging on held-out recordings")
+        rows = [_row(method, slim, judge, costs, options) for method, slim in found.items()]
+        result = _keep(rows, found, judge, options, config, costs)
+        folder.finish({"best": result["best"]}, about=result["provenance"])
+    return result | warning_of(result, options, config)
+
+
+def _settings(
+    options: SlimOptions, config: Config, recordings: Sequence[Recorded]
+) -> dict[str, Any]:
+    """What decides a search's result, but for what the clock says of sublayers."""
+    tokens = b"".join(recorded.token_ids.tobytes() for recorded in recordings)
+    return {
+        "model": config.model,
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "skip": options.skip_ratio,
+        "methods": ",".join(options.methods),
+        "trials": options.num_trials,
+        "escalated": options.max_escalated,
+        "recordings": hashlib.sha256(tokens).hexdigest()[:16],
+        "suffix": config.drafting.suffix.for_rules().model_dump(mode="json"),
+    }
+
+
+def warning_of(result: Mapping[str, Any], options: SlimOptions, config: Config) -> dict[str, str]:
+    """`warning` in one line, where the best was judged on little or is bad; else nothing."""
+    best = next(row for row in result["rows"] if row["method"] == result["best"])
+    num_blocks, wrong = result["provenance"]["held_out_blocks"], best["wrong_accepts"]
+    said = []
+    if num_blocks < FEW_BLOCKS:
+        said.append(f"{num_blocks} held-out blocks are few to judge by, record more traces")
+    if wrong > config.tiers.max_miss_rate:
+        said.append(
+            f"{wrong:.1%} of its unchecked tokens are wrong with {options.max_escalated:.0%} of "
+            f"the blocks escalated, over tiers.max_miss_rate={config.tiers.max_miss_rate:g}"
+        )
+    return {"warning": f"{best['method']}: {'; '.join(said)}"} if said else {}
 
 
 def record(traces: Sequence[Trace], config: Config, *, num_tokens: int) -> list[Recorded]:

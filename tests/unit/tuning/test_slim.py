@@ -1,8 +1,80 @@
-"""The frontier of several searches on one axis of cost."""
+"""What a search for slim models takes, where it writes, what it says; the frontier of several."""
 
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from hvd_ray.tuning.slim import frontier_curves
+from hvd_ray.config import Config
+from hvd_ray.errors import UserError
+from hvd_ray.pipelines.output import claimed
+from hvd_ray.tuning import slim
+from hvd_ray.tuning.slim import SlimOptions, frontier_curves, warning_of
+from hvd_ray.verify.slim_window import Recorded
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"methods": ()}, "--methods names none; choose from prefix, dp"),
+        ({"methods": ("dp", "magic")}, "'magic': unknown"),
+        ({"max_escalated": 7.0}, "--escalated must be from 0 to 1, got 7"),
+        ({"max_escalated": float("nan")}, "--escalated must be"),
+        ({"concurrency": 0}, "--concurrency must be 1 or more, got 0"),
+        ({"num_trials": 0}, "--trials must be 1"),
+        ({"skip_ratio": 1.0}, "--skip must be"),
+    ],
+)
+def test_what_no_search_can_use_is_refused(tmp_path, given, message):
+    with pytest.raises(UserError, match=message):
+        SlimOptions(tmp_path, tmp_path / "out", **given)
+
+
+def test_a_folder_is_one_searchs(tmp_path, monkeypatch):
+    """The trials read their recordings from it: those of another search would go unnoticed."""
+    recordings = [Recorded(np.arange(9, dtype=np.int32), 2)] * 4
+    engine = SimpleNamespace(capabilities=SimpleNamespace(can_slim=True))
+    monkeypatch.setattr(slim, "read_traces", lambda _: [])
+    monkeypatch.setattr(slim, "record", lambda *_, **__: recordings)
+    monkeypatch.setattr(slim, "load_engine", lambda _: (engine, None))
+    options, config = SlimOptions(tmp_path, tmp_path / "out"), Config()
+    quiet = SimpleNamespace(stage=lambda _: None)
+
+    def refused(**changes) -> str:
+        asked = SlimOptions(tmp_path, tmp_path / "out", **changes)
+        with pytest.raises(UserError) as error:
+            slim.run_slim_search(asked, config, progress=quiet)
+        assert not (tmp_path / "out" / slim.RECORDINGS).exists()
+        return str(error.value)
+
+    with claimed(options.out, slim._settings(options, config, recordings)):
+        assert "another run is writing there" in refused()
+    assert "was filled with skip=0.45, and this run has skip=0.2" in refused(skip_ratio=0.2)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "wrong", "said"),
+    [
+        (80, 0.04, None),
+        (33, 0.04, "dp: 33 held-out blocks are few to judge by, record more traces"),
+        (
+            80,
+            0.795,
+            r"dp: 79.5% of its unchecked .* 30% of the blocks .* over tiers.max_miss_rate=0.05",
+        ),
+        (33, 0.795, "few to judge by, .*; 79.5%"),
+    ],
+)
+def test_a_search_says_how_little_its_best_is_worth(num_blocks, wrong, said):
+    rows = [{"method": "dp", "wrong_accepts": wrong}, {"method": "ours", "wrong_accepts": 0.9}]
+    found = {"best": "dp", "rows": rows, "provenance": {"held_out_blocks": num_blocks}}
+    warning = warning_of(found, SlimOptions(Path("t"), Path("o")), Config())
+    assert list(warning) == ([] if said is None else ["warning"])
+    if said is not None:
+        assert "\n" not in warning["warning"]
+        assert re.search(said, warning["warning"])
 
 
 def search(method: str, skipped: list[int], scale: float, escalated: float = 0.5):
