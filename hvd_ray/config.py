@@ -146,7 +146,7 @@ class TiersConfig(_Section):
     alpha: Probability = 0.1
     """Cascades: how much confidence may be given away for speed."""
     loss_budget: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """Expected wrong tokens in an answer; what follows is verified in full."""
+    """Expected wrong tokens in an answer at most; what follows is verified in full."""
     max_miss_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
     """Upper bound (95 %) on the audited rate of wrong tokens; above it everything is verified in
     full. 1: never fall back."""

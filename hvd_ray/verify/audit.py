@@ -1,14 +1,14 @@
 """What tokens that the target never saw may cost, and how it is found out what they did cost.
 
-*Loss budget*: each request may spend so much probability of a wrong token; what is spent after
-that is checked in full. *Audit*: the target reads, later, what was committed without it. The share
-of tokens that it would not have chosen has an exact upper confidence bound (Clopper and Pearson
-1934); while the bound is above the target rate, no token goes unchecked.
+*Loss budget*: each request may spend so much probability of a wrong token; a block ends where it
+might exceed what is left, and what follows is checked in full. *Audit*: the target reads, later,
+what was committed without it. The share of tokens that it would not have chosen has an exact upper
+confidence bound (Clopper and Pearson 1934); while the bound is above the target rate, no token goes
+unchecked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,6 +23,8 @@ class LossLedger:
     """Whether all its unchecked tokens are read by the target later."""
     spent: float = 0.0
     """Sum over unchecked tokens of the gate's probability that the token is wrong."""
+    is_closed: bool = False
+    """Whether a block has come of which not even one token fitted into what was left."""
 
 
 class Trust(StrEnum):
@@ -72,15 +74,6 @@ class Audit:
     def upper_bound(self) -> float:
         """Of the rate of missed tokens, at 95 % confidence."""
         return upper_bound(self.num_missed, self.num_tokens)
-
-    def metrics(self) -> Mapping[str, float]:
-        """For whoever exports metrics."""
-        return {
-            "hvd_tier_audited_tokens": self.num_tokens,
-            "hvd_tier_missed_tokens": self.num_missed,
-            "hvd_tier_miss_rate_upper": self.upper_bound,
-            "hvd_tier_trusted": float(self.trust is Trust.TRUSTED),
-        }
 
 
 def upper_bound(num_missed: int, num_tokens: int, *, confidence: float = CONFIDENCE) -> float:

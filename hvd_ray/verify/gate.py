@@ -41,7 +41,8 @@ class GateRows:
     probs_TV: torch.Tensor
     """The slim model's distribution at each row, before sampling makes it one-hot."""
     own_ids: tuple[int, ...]
-    """The slim model's own token at each of the T rows."""
+    """The slim model's most likely token at each of the T rows; at a temperature too, since a
+    gate that saw the token drawn would decide by it who draws."""
 
 
 @dataclass(frozen=True, slots=True)
