@@ -5,7 +5,7 @@ All of it is plain data, so that it crosses processes; nothing here imports an e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -142,6 +142,19 @@ class ReplicaFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Audited:
+    """What the target has found of the tokens that a lossy verification did not show it."""
+
+    num_tokens: int
+    num_missed: int
+    """Of them, those that the target would not have chosen."""
+    miss_rate_upper: float
+    """At 95 % confidence; of several replicas, the highest."""
+    num_trusting: int
+    """Replicas that let a slim model commit tokens now."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaState:
     """How a replica is doing, or several together."""
 
@@ -161,6 +174,8 @@ class ReplicaState:
     """Why the decoding thread ended."""
     num_replicas: int = 1
     num_alive: int = 1
+    audits: Mapping[VerificationName, Audited] = field(default_factory=dict)
+    """Of the verifications that requests may ask for and that leave tokens unchecked."""
 
 
 def together(states: Sequence[ReplicaState]) -> ReplicaState:
@@ -181,4 +196,15 @@ def together(states: Sequence[ReplicaState]) -> ReplicaState:
         fault=next((state.fault for state in states if state.fault), None),
         num_replicas=len(states),
         num_alive=len(alive),
+        audits={name: _audits_together(name, states) for name in first.audits},
+    )
+
+
+def _audits_together(name: VerificationName, states: Sequence[ReplicaState]) -> Audited:
+    found = [state.audits[name] for state in states if name in state.audits]
+    return Audited(
+        sum(audited.num_tokens for audited in found),
+        sum(audited.num_missed for audited in found),
+        max(audited.miss_rate_upper for audited in found),
+        sum(audited.num_trusting for audited in found),
     )

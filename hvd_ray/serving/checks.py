@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from hvd_ray.config import Config
 from hvd_ray.engines.base import Engine, TieredEngine
 from hvd_ray.parts.find import FoundParts, Sources, find_parts
+from hvd_ray.serving.calls import Audited
 from hvd_ray.serving.settings import ServeConfig
 from hvd_ray.systems import build_verifier
 from hvd_ray.text import TextCodec
 from hvd_ray.types import VerificationName
+from hvd_ray.verify.audit import Trust
 from hvd_ray.verify.break_even import refuse_unless_it_pays
 from hvd_ray.verify.exact import Verifier
+from hvd_ray.verify.tiers import TieredVerifier
 
 if TYPE_CHECKING:
     from hvd_ray.drafting.eagle3 import Eagle3Head
@@ -31,6 +34,19 @@ class Check:
 
     engine: TieredEngine
     verifier: Verifier
+
+    @property
+    def audited(self) -> Audited | None:
+        """What its audit has found so far; None where nothing goes unchecked."""
+        if not isinstance(self.verifier, TieredVerifier):
+            return None
+        audit = self.verifier.audit
+        return Audited(
+            audit.num_tokens,
+            audit.num_missed,
+            audit.upper_bound,
+            int(audit.trust is Trust.TRUSTED),
+        )
 
 
 def find_checks(

@@ -51,6 +51,18 @@ class FrontMetrics:
         self._disconnects = self._counter("hvd_client_disconnects", "Clients that left early")
         self._cached = self._gauge("hvd_cache_tokens", "Output tokens in the draft caches")
         self._is_alive = self._gauge("hvd_replicas_alive", "Replicas whose decoding thread lives")
+        self._audited = self._gauge(
+            "hvd_tier_audited_tokens", "Unchecked tokens that the target read later", "verification"
+        )
+        self._missed = self._gauge(
+            "hvd_tier_missed_tokens", "Of them, those that it would not choose", "verification"
+        )
+        self._miss_rate_upper = self._gauge(
+            "hvd_tier_miss_rate_upper", "Their share at most, 95 % confidence", "verification"
+        )
+        self._trusting = self._gauge(
+            "hvd_tier_trusted", "Replicas whose slim model may commit tokens", "verification"
+        )
         self._is_refused = self._gauge(
             "hvd_settings_refused", "Whether the latest settings were refused and older ones serve"
         )
@@ -105,6 +117,12 @@ class FrontMetrics:
         self._cached.labels(**self._model).set(state.num_cached_tokens)
         self._is_alive.labels(**self._model).set(state.num_alive if state.is_alive else 0)
         self._is_refused.labels(**self._model).set(state.refused is not None)
+        for name, audited in state.audits.items():
+            labels = {**self._model, "verification": name}
+            self._audited.labels(**labels).set(audited.num_tokens)
+            self._missed.labels(**labels).set(audited.num_missed)
+            self._miss_rate_upper.labels(**labels).set(audited.miss_rate_upper)
+            self._trusting.labels(**labels).set(audited.num_trusting)
         return generate_latest(self.registry)
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
@@ -113,8 +131,8 @@ class FrontMetrics:
             counter.labels(**self._model)  # there from the start, at zero
         return counter
 
-    def _gauge(self, name: str, about: str) -> Gauge:
-        return Gauge(name, about, list(self._model), registry=self.registry)
+    def _gauge(self, name: str, about: str, *labels: str) -> Gauge:
+        return Gauge(name, about, [*self._model, *labels], registry=self.registry)
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, about, list(self._model), registry=self.registry, buckets=buckets)

@@ -220,6 +220,11 @@ class Replica:
             predictor=lineup.predictor,
             refused=self._refused,
             fault=self._loop.fault,
+            audits={
+                name: audited
+                for name, check in self._stage.checks.items()
+                if (audited := check.audited) is not None
+            },
         )
 
     @property

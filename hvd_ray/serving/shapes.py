@@ -104,8 +104,9 @@ class _Shape:
         }
 
     def _made_by(self, made: Piece | Output) -> Json:
-        """Who has checked the output, for a request that chose."""
-        return {} if self._base.verification is None else {"verification": made.verification}
+        """Who has checked the output, for a request that chose or wants figures."""
+        asked = self._base.verification is not None or self._base.return_metrics
+        return {"verification": made.verification} if asked else {}
 
     def _is_silent(self, piece: Piece) -> bool:
         """Whether a cycle has nothing to show: its text may yet become a stop string."""

@@ -1,5 +1,6 @@
 """Who verifies is a request's choice, among what the deployment allows."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,14 @@ from hvd_ray.config import Config
 from hvd_ray.engines.toy import ToyEngine
 from hvd_ray.engines.toy_tiers import ToyTiers
 from hvd_ray.errors import NotSupportedError, UserError
+from hvd_ray.serving.calls import Audited, ReplicaState, together
 from hvd_ray.serving.checks import Check, refuse_checks
 from hvd_ray.serving.opening import check
 from hvd_ray.serving.settings import serve_config
 from hvd_ray.systems import Parts, build_verifier
 from tests.unit.serving.conftest import NO_SOURCES, make_replica
 from tests.unit.serving.test_front import chat, complete, joined, stream
+from tests.unit.serving.test_loop import until
 
 FORCED = {"is_forced": True, "max_miss_rate": 1, "loss_budget": 1000}
 
@@ -62,8 +65,33 @@ def test_tiers_change_answers_of_those_who_ask_alone(tiered: TestClient) -> None
     assert choice["verification"] == "tiered"
     assert choice["text"] != plain
     assert figures["num_target_passes"] < len(choice["text"])
+    assert complete(tiered, return_metrics=True)["choices"][0]["verification"] == "full"
     full = complete(tiered, verification="full")["choices"][0]
     assert (full["text"], full["verification"]) == (plain, "full")
+
+
+def test_the_audits_bound_is_among_the_metrics(tiered: TestClient) -> None:
+    def figures() -> dict[str, float]:
+        """Those of `tiered`; `nested` loses nothing and has none."""
+        found = re.findall(r"^hvd_tier_(\w+)\{(.*)\} (\S+)$", tiered.get("/metrics").text, re.M)
+        assert all('verification="tiered"' in labels for _, labels, _ in found)
+        return {name: float(value) for name, _, value in found}
+
+    before = {"audited_tokens": 0, "missed_tokens": 0, "miss_rate_upper": 1, "trusted": 1}
+    assert figures() == before, "the bound of nothing is 1, and 1 is allowed here"
+    complete(tiered)
+    complete(tiered, verification="tiered")
+    until(lambda: figures()["audited_tokens"] > 0)
+    after = figures()
+    assert 0 < after["missed_tokens"] <= after["audited_tokens"]
+    assert after["missed_tokens"] / after["audited_tokens"] <= after["miss_rate_upper"] <= 1
+
+
+def test_several_replicas_audits_are_one() -> None:
+    facts: Any = None
+    one = ReplicaState(facts, is_alive=True, audits={"tiered": Audited(100, 4, 0.09, 1)})
+    other = replace(one, audits={"tiered": Audited(50, 10, 0.32, 0)})
+    assert together([one, other]).audits == {"tiered": Audited(150, 14, 0.32, 1)}
 
 
 def test_what_is_not_allowed_is_named(client: TestClient, tiered: TestClient) -> None:
