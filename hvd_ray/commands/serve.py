@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -220,11 +221,17 @@ def _show(served: Served, config: ServeConfig, seconds: float, *, as_json: bool)
     }
     if served.token_file is not None:
         places["its token"] = served.token_file
+    state = served.state(config)
+    policy, notes = state.get("policy"), state.get("notes", [])
     if as_json:
         facts = {"model": config.served_name, "seconds": round(seconds, 1), **places}
-        print(json.dumps(facts), flush=True)
+        print(json.dumps({**facts, "policy": policy, "policy_notes": notes}), flush=True)
         return
     print(f"{config.served_name} is served after {seconds:.0f} s")
+    print(f"  {'policy:':11}{policy or 'see the page'}")
+    for note in notes:
+        for line in wrap(note, 67, break_long_words=False, break_on_hyphens=False):
+            print(f"{'':13}{line}")
     for name, place in places.items():
         print(f"  {name + ':':11}{place or 'off (--dashboard starts it)'}")
     print(f"  {'runs:':11}`hvd ui` shows them in MLflow")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hvd_ray.config import Config
+from hvd_ray.errors import UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model
 from hvd_ray.home import calibration_dir
 from hvd_ray.payoff.cost_file import CostFile, CostKey, read_costs
@@ -44,7 +45,39 @@ def find_costs(config: Config) -> CostFile:
     """
     key = cost_key(config)
     given = config.policy.costs
-    return read_costs(Path(given) if given else costs_path(key), key=key)
+    path = Path(given) if given else costs_path(key)
+    if not given and not path.exists() and (others := _other_threads(key)):
+        raise UserError(_for_other_threads(key.num_threads, others, config))
+    return read_costs(path, key=key)
+
+
+def _other_threads(key: CostKey) -> list[int]:
+    """The numbers of threads that tables are for which differ from `key` in nothing else."""
+    found = []
+    for path in calibration_dir().glob(f"{key.engine}-{key.dtype}-*.json"):
+        try:
+            theirs = read_costs(path).key
+        except UserError:  # `hvd doctor` names it
+            continue
+        if theirs.model_copy(update={"num_threads": key.num_threads}) == key:
+            found.append(theirs.num_threads)
+    return sorted(found)
+
+
+def _for_other_threads(num_threads: int, others: list[int], config: Config) -> str:
+    """A table for one thread says nothing of two; which are wanted only the reader knows."""
+    default = Config()
+    named = [
+        f"{name}={getattr(config, name)}"
+        for name in ("model", "dtype")
+        if getattr(config, name) != getattr(default, name)
+    ]
+    again = " ".join(["hvd calibrate", *named, f"num_threads={num_threads}"])
+    return (
+        f"no cost table for num_threads={num_threads}, but one for "
+        f"{' and '.join(map(str, others))}: add num_threads={others[0]} to use it, or measure "
+        f"with `{again}`"
+    )
 
 
 def break_even(costs: CostFile | None, slim: SlimFile, escalated: float | None) -> BreakEven | None:

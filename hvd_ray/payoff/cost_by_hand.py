@@ -78,6 +78,18 @@ class NamedCosts:
     is_assumed: bool
     has_eagle3: bool
     """Whether it prices the model drafter."""
+    measured: CostFile | None = None
+    """The table of `hvd calibrate` that it is; None: written by hand."""
+
+    @property
+    def doubt(self) -> str | None:
+        """A sentence where something disturbed its measuring."""
+        if self.measured is None or self.measured.disturbance is None:
+            return None
+        return (
+            f"The cost table {self.measured.disturbance}: do not trust the speed-ups before "
+            f"{self.measured.again}."
+        )
 
 
 def read_any_costs(path: Path) -> NamedCosts:
@@ -109,7 +121,7 @@ def named(measured: CostFile) -> NamedCosts:
     name = f"{key.device}, {key.dtype}, {key.engine} engine, {key.num_threads} threads"
     day = str(measured.provenance.get("created_at", ""))[:10]
     basis = f"measured by hvd calibrate {day}".rstrip()
-    return NamedCosts(name, measured.table(), basis, False, _prices_eagle3(measured))
+    return NamedCosts(name, measured.table(), basis, False, _prices_eagle3(measured), measured)
 
 
 def _prices_eagle3(costs: HandCosts | CostFile) -> bool:

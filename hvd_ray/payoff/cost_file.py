@@ -70,6 +70,18 @@ class CostFile(BaseModel):
         """How far the repeats of a pass lay apart, over their median; 0 where nobody said."""
         return float(self.provenance.get("spread", 0.0))
 
+    @property
+    def disturbance(self) -> str | None:
+        """What goes after a table's name where something disturbed its measuring."""
+        if self.spread <= CALM_SPREAD:
+            return None
+        return f"was measured beside other work (repeats {self.spread:.0%} apart)"
+
+    @property
+    def again(self) -> str:
+        """What to type to measure it anew."""
+        return f"`hvd calibrate dtype={self.key.dtype}` with nothing else running"
+
     def table(self) -> RowCosts:
         """The costs.
 
@@ -115,6 +127,8 @@ def _refuse_foreign(path: Path, measured: CostKey, wanted: CostKey) -> None:
     for name in CostKey.model_fields:
         theirs, ours = getattr(measured, name), getattr(wanted, name)
         if theirs != ours:
+            use = f"type {name}={theirs}, or " if name == "num_threads" else ""
             raise UserError(
-                f"cost table {path}: measured for {name} {theirs!r}, here it is {ours!r}; {MEASURE}"
+                f"cost table {path}: measured for {name} {theirs!r}, here it is {ours!r}; "
+                f"{use}{MEASURE}"
             )

@@ -168,6 +168,8 @@ class ReplicaState:
     policy: str = ""
     tau: float | None = None
     predictor: str | None = None
+    notes: tuple[str, ...] = ()
+    """Why no better policy serves, and what to doubt of the one that does."""
     refused: str | None = None
     """Why the latest change of settings was refused; the ones before it stay."""
     fault: str | None = None
@@ -192,6 +194,7 @@ def together(states: Sequence[ReplicaState]) -> ReplicaState:
         policy=", ".join(dict.fromkeys(state.policy for state in shown)),
         tau=first.tau,
         predictor=", ".join(dict.fromkeys(s.predictor for s in shown if s.predictor)) or None,
+        notes=tuple(dict.fromkeys(note for state in shown for note in state.notes)),
         refused=next((state.refused for state in shown if state.refused), None),
         fault=next((state.fault for state in states if state.fault), None),
         num_replicas=len(states),

@@ -232,6 +232,7 @@ class Front:
                 "policy": state.policy,
                 "tau": state.tau,
                 "predictor": state.predictor,
+                "notes": list(state.notes),
                 "num_replicas": state.num_replicas,
                 "num_alive": state.num_alive,
                 "num_running": state.num_running,

@@ -25,10 +25,12 @@ from hvd_ray.serving.settings import ServeConfig
 from hvd_ray.systems import (
     HYBRIDS,
     NEEDS,
+    Need,
     Parts,
     build_cache_drafter,
     build_model_drafter,
     build_policy,
+    needs_of,
     uses_predictor,
 )
 from hvd_ray.text import TextCodec
@@ -96,7 +98,7 @@ class Lineup:
     tau: float | None
     predictor: str | None
     notes: tuple[str, ...] = ()
-    """Why a better policy was not taken."""
+    """Why a better policy was not taken, and what to doubt of the one that was."""
 
     @property
     def decoders(self) -> Mapping[Mode, Decoder]:
@@ -194,13 +196,14 @@ def _auto(stage: Stage, name: str, config: Config, parts: Parts) -> Decoder:
 def _choose(
     stage: Stage, config: Config, *, is_named: bool
 ) -> tuple[str, Parts, FoundParts, tuple[str, ...]]:
-    """The policy's name and its parts, and why a preferred one cannot be had."""
+    """The policy's name and its parts, and what to know of the choice."""
     asked = [config.policy.name] if is_named else None
     names, found, notes = find_parts(asked, config, stage.sources)
     found.head = None  # it is on the stage already
     parts = replace(found.load(stage.engine, stage.codec, config)[0], head=stage.head)
-    if is_named:
-        return names[0], parts, found, ()
-    name = next(name for name in PREFERRED if name in names)
-    better = PREFERRED[: PREFERRED.index(name)]
-    return name, parts, found, tuple(note for note in notes if note.split(" ", 1)[0] in better)
+    name = names[0] if is_named else next(name for name in PREFERRED if name in names)
+    better = () if is_named else PREFERRED[: PREFERRED.index(name)]
+    told = [note for note in notes if note.split(" ", 1)[0] in better]
+    if Need.COSTS in needs_of(name) and found.costs is not None and found.costs.disturbance:
+        told.append(f"its cost table {found.costs.disturbance}: {found.costs.again}")
+    return name, parts, found, tuple(told)

@@ -218,6 +218,7 @@ class Replica:
             policy=lineup.policy,
             tau=lineup.tau,
             predictor=lineup.predictor,
+            notes=lineup.notes,
             refused=self._refused,
             fault=self._loop.fault,
             audits={

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from math import ceil
 from typing import Any
+from urllib.request import Request, urlopen
 
 from hvd_ray.errors import UserError
 from hvd_ray.home import ensure_dir, hvd_home
+from hvd_ray.serving.auth import load_keys
 from hvd_ray.serving.settings import ServeConfig, deploy_tree
 
 APP = "hvd"
 STARTING_S = 600.0
 SETTLING_S = 0.5
+ASKING_S = 15.0
 FEW_THREADS = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
@@ -43,6 +48,17 @@ class Served:
     def base(self) -> str:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "localhost") else self.host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def state(self, config: ServeConfig) -> Mapping[str, Any]:
+        """What `/ui/state` says of what serves; empty where it cannot be asked from here."""
+        keys = load_keys(config.serving.api_keys).tenant_of
+        bearer = {"Authorization": f"Bearer {keys[0][0].decode()}"} if keys else {}
+        try:
+            with urlopen(Request(f"{self.base}/ui/state", headers=bearer), timeout=ASKING_S) as got:
+                found: Mapping[str, Any] = json.load(got)
+        except (OSError, ValueError):  # the cluster is elsewhere, or its replicas have just died
+            return {}
+        return found
 
     def change(self, config: ServeConfig) -> None:
         """Take other settings on; what only changes `user_config` restarts nothing.
@@ -69,7 +85,7 @@ def serving(
         for name, value in FEW_THREADS.items():
             os.environ.setdefault(name, value)
     num_cpus = ceil(_num_replicas(config) * config.serving.cpus_per_replica) + 1
-    with connected(num_cpus=num_cpus, has_dashboard=has_dashboard) as ray:
+    with ExitStack() as ending, connected(num_cpus=num_cpus, has_dashboard=has_dashboard) as ray:
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -79,6 +95,8 @@ def serving(
             with _token_file() if has_dashboard else nullcontext() as token_file:
                 yield Served(host, port, _log_folder(ray), _dashboard(ray), token_file)
         finally:
+            # Ray prints there, in colours, that a task has failed: Serve's controller, which ends.
+            ending.enter_context(redirect_stdout(StringIO()))
             serve.delete(APP)  # waits until what is under way has ended, `drain_s` at most
             if is_own:
                 serve.shutdown()

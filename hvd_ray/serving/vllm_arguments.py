@@ -81,12 +81,28 @@ def _policy_options(config: ServeConfig) -> dict[str, Any]:
 
 
 def _champion(config: ServeConfig) -> str | None:
-    from hvd_ray.tracking import resolve_predictor
-
     try:
-        return str(resolve_predictor(config=config))
+        return _resolved(config)
     except UserError:
         return None
+
+
+def _resolved(config: ServeConfig) -> str:
+    from hvd_ray.tracking import resolve_predictor
+
+    return str(resolve_predictor(config=config))
+
+
+def policy_notes(config: ServeConfig, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the plugin has to do without."""
+    section = (arguments.get("additional_config") or {}).get(SECTION)
+    if section is None or section.get("payoff") != OWN_PAYOFF:
+        return ()
+    try:
+        _resolved(config)
+    except UserError as error:
+        return (f"by the cache's own probabilities, without a predictor: {error}",)
+    return ()
 
 
 def has_plugin(arguments: Mapping[str, Any]) -> bool:

@@ -16,7 +16,12 @@ from hvd_ray.fetch import resolve_model
 from hvd_ray.serving.calls import Failure, ReplicaFacts, ReplicaState
 from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, relayed
 from hvd_ray.serving.settings import HotSettings, ServeConfig, hot_settings, num_shared_cores
-from hvd_ray.serving.vllm_arguments import engine_arguments, policy_name, served_modes
+from hvd_ray.serving.vllm_arguments import (
+    engine_arguments,
+    policy_name,
+    policy_notes,
+    served_modes,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +31,7 @@ class VllmReplica:
 
     def __init__(self, config: ServeConfig, hot: HotSettings, server: Any, app: Any) -> None:
         self._arguments, self._hot = engine_arguments(config), hot
+        self._notes = policy_notes(config, self._arguments)
         self._server, self._app = server, app
         self._num_requests = 0
         self._refused: str | None = None
@@ -101,6 +107,7 @@ class VllmReplica:
             is_alive=not self._is_dead,
             num_running=self._num_requests,
             policy=policy_name(self._arguments),
+            notes=self._notes,
             refused=self._refused,
         )
 

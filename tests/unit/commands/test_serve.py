@@ -1,6 +1,7 @@
 """`hvd serve`: mistakes are one line, before Ray is started; the rest is tested end to end."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,37 @@ def test_a_file_of_settings_and_words_that_win(
         ("10.0.0.9", "http://10.0.0.9:80"),
     ],
 )
-def test_where_it_says_it_is(host: str, base: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_it_says_it_is(
+    host: str,
+    base: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from hvd_ray.serving.settings import serve_config
 
+    found = {"policy": "suffix", "notes": ["hvd_cost left out: no cost table"]}
+    monkeypatch.setattr(Served, "state", lambda _self, _config: found)
     served = Served(host, 80, "/logs", None)
     command._show(served, serve_config({}), 12.0, as_json=True)
     places = json.loads(capsys.readouterr().out)
     assert places["api"] == f"{base}/v1"
     assert places["page"] == f"{base}/ui"
+    assert places["policy"] == "suffix"
+    assert places["policy_notes"] == found["notes"]
     command._show(served, serve_config({}), 12.0, as_json=False)
     said = capsys.readouterr().out
     assert f"{base}/metrics" in said
+    assert "  policy:    suffix\n             hvd_cost left out: no cost table\n" in said
     assert "off (--dashboard starts it)" in said
+
+
+def test_a_state_that_cannot_be_asked_is_no_fault() -> None:
+    from hvd_ray.serving.settings import serve_config
+
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        served = Served("127.0.0.1", nobody.getsockname()[1], None, None)
+        assert served.state(serve_config({})) == {}
 
 
 def test_a_reload_that_is_refused_says_so(

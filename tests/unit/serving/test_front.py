@@ -411,6 +411,8 @@ def test_the_page_is_whole_and_fetches_nothing_elsewhere(client: TestClient) -> 
     assert "https://" not in answer.text
     state = client.get("/ui/state").json()
     assert state["policy"] == "suffix"
+    assert state["notes"][0].startswith("hvd_cost left out: nothing is at hand")
+    assert state["policy"] == "suffix"
     assert state["modes"] == ["off", "cache", "auto"]
 
 

@@ -7,7 +7,13 @@ import pytest
 
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.serving.settings import serve_config
-from hvd_ray.serving.vllm_arguments import engine_arguments, has_plugin, policy_name, served_modes
+from hvd_ray.serving.vllm_arguments import (
+    engine_arguments,
+    has_plugin,
+    policy_name,
+    policy_notes,
+    served_modes,
+)
 from hvd_ray.vllm_plugin.options import read_options
 
 
@@ -39,6 +45,9 @@ def test_a_model_without_a_head_drafts_from_the_cache(tiny_llama_path: Path) -> 
     assert found["speculative_config"]["method"] == "suffix"
     assert served_modes(found) == ("off", "cache", "auto")
     assert "eagle3_tokens" not in found["additional_config"]["hvd"], "it would have no effect"
+    (note,) = policy_notes(serve_config({"model": str(tiny_llama_path)}), found)
+    assert note.startswith("by the cache's own probabilities, without a predictor: ")
+    assert policy_notes(serve_config({}), arguments({})) == ()
 
 
 @pytest.mark.parametrize(
