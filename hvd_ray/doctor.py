@@ -136,7 +136,7 @@ def _default_model() -> Iterator[Finding]:
 
 def _costs() -> Iterator[Finding]:
     """Whether this machine was calibrated, undisturbed; what a table is for is in the table."""
-    from hvd_ray.payoff.cost_file import CALM_SPREAD, read_costs
+    from hvd_ray.payoff.cost_file import read_costs
 
     tables = sorted(calibration_dir().glob("*.json"))
     if not tables:
@@ -149,12 +149,9 @@ def _costs() -> Iterator[Finding]:
         except UserError as error:
             yield Finding("cost tables", "warn", str(error), f"rm {path}; hvd calibrate")
             continue
-        if costs.spread > CALM_SPREAD:
-            detail = (
-                f"{path.name} was measured beside other work (repeats {costs.spread:.0%} apart)"
-            )
+        if costs.disturbance:
             remedy = f"hvd calibrate dtype={costs.key.dtype}, with nothing else running"
-            yield Finding("cost tables", "warn", detail, remedy)
+            yield Finding("cost tables", "warn", f"{path.name} {costs.disturbance}", remedy)
 
 
 def _slow_downs() -> Iterator[Finding]:

@@ -34,13 +34,15 @@ from hvd_ray.config import Config
 from hvd_ray.engines.base import Engine, EngineCapabilities
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.fetch import model_fingerprint, resolve_model, tokenizer_sha
-from hvd_ray.parts.find import Sources, find_parts, torch_engine
+from hvd_ray.parts.find import FoundParts, Sources, find_parts, torch_engine
 from hvd_ray.provenance import provenance
 from hvd_ray.systems import Parts, build_decoder, load_engine
 from hvd_ray.text import TextCodec
 
 CacheChoice = Literal["cold", "warm", "both"]
 ENGINES = ("torch", "vllm")
+BUSY_LOAD = 1.25
+"""Processes a core that wanted to run in the last minute, above which a result gets a warning."""
 CACHES: Mapping[str, tuple[CacheState, ...]] = {
     "cold": ("cold",),
     "warm": ("warm",),
@@ -158,11 +160,14 @@ def run_bench(
 
         return run_in_vllm([Asked(options, chosen, store)], config, progress=progress)[0].result
     systems, found, notes = find_parts(options.systems, config, sources)
-    notes = [*(f"skipped {line}" for line in read.bad_lines), *notes]
+    load_average = os.getloadavg()[0]
+    doubts = [*load_notes(load_average, options), *_costs_notes(found)]
+    for doubt in doubts:
+        progress.stage(doubt)
+    notes = [*doubts, *(f"skipped {line}" for line in read.bad_lines), *notes]
     arms = choose_arms(systems, CACHES[options.cache])
     is_warm = any(arm.cache == "warm" for arm in arms)
     fillers = choose_filling(prompts, chosen, limit=options.filling_limit) if is_warm else {}
-    load_average = os.getloadavg()[0]
     progress.stage(f"loading {config.model} ({config.dtype})")
     engine, codec = load_engine(config)
     plan = _plan(arms, chosen, fillers, engine=engine, codec=codec, options=options, config=config)
@@ -189,6 +194,26 @@ def run_bench(
         **({"rivals": rival_facts()} if set(systems) & set(RIVALS) else {}),
     )
     return summarise(samples, engine.capabilities, config, notes=notes, about=about)
+
+
+def load_notes(load_average: float, options: BenchOptions) -> list[str]:
+    """A warning where others use the machine that is to be measured."""
+    num_cores = len(os.sched_getaffinity(0))
+    if not options.is_timed or load_average <= BUSY_LOAD * num_cores:
+        return []
+    return [
+        f"Careful: a load of {load_average:.1f} on {num_cores} cores when it began: something else "
+        "was running, so times and speed-ups may be far off. Measure again on a quiet machine, or "
+        "leave times out with --untimed."
+    ]
+
+
+def _costs_notes(found: FoundParts) -> list[str]:
+    """A warning where decisions rest on a table that something disturbed."""
+    costs = found.costs
+    if costs is None or costs.disturbance is None:
+        return []
+    return [f"Careful: the cost table {costs.disturbance}; decisions rest on it: {costs.again}."]
 
 
 def _plan(

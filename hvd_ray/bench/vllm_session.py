@@ -16,6 +16,7 @@ from hvd_ray.bench.session import (
     BenchOptions,
     Progress,
     checkpoint,
+    load_notes,
     plain_options,
     summarise,
 )
@@ -67,6 +68,9 @@ def run_in_vllm(
         measured = ask(one.chosen, codec=codec, capabilities=limits, sampling=sampling)
         loads.append(Load(Plan(arms, measured, {}), options.concurrency, one.store))
     load_average = os.getloadavg()[0]
+    doubts = load_notes(load_average, asked[0].options)
+    for doubt in doubts:
+        progress.stage(doubt)
     runs = run_loads(
         loads,
         config,
@@ -84,6 +88,6 @@ def run_in_vllm(
             load_average=round(load_average, 2),
             **checkpoint(config),
         )
-        result = summarise(samples, limits, config, notes=(), about=about)
+        result = summarise(samples, limits, config, notes=doubts, about=about)
         found.append(Found(result, samples))
     return found

@@ -1,6 +1,7 @@
 """A whole run on the toy engine, and what is refused before the target is even loaded."""
 
 import json
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -125,6 +126,25 @@ def test_a_bad_line_is_skipped_if_asked_and_named_in_the_notes(prompt_file):
     options = BenchOptions(prompt_files=(prompt_file,), max_tokens=5, limit=1, on_bad_line="skip")
     result = _run(options)
     assert any(f"skipped {prompt_file}:{number}: " in note for note in result.notes)
+
+
+@pytest.mark.parametrize("load", [0.1, 99.0])
+def test_a_busy_machine_and_a_disturbed_table_are_told_before_and_after(
+    prompt_file, monkeypatch, load
+):
+    monkeypatch.setattr(session.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    costs = _flat_costs(None).model_copy(update={"provenance": {"spread": load / 100}})
+    progress = Silent()
+    options = BenchOptions(prompt_files=(prompt_file,), max_tokens=5, limit=1)
+    result = _run(options, progress=progress, costs=lambda _: costs)
+    told = [note for note in result.notes if note.startswith("Careful")]
+    assert told == [text for text in progress.stages if text.startswith("Careful")]
+    assert len(told) == (2 if load > 1 else 0)
+    if told:
+        assert "a load of 99.0 on" in told[0]
+        assert "the cost table was measured beside other work" in told[1]
+    untimed = _run(replace(options, is_timed=False))
+    assert not any("a load of" in note for note in untimed.notes)
 
 
 def test_the_limit_counts_prompts_of_each_workload(prompt_file):
