@@ -23,7 +23,8 @@ from hvd_ray.tuning.recorded import remember
 
 CAPS = (1, 2_000, 8_000, 32_000, 128_000)
 """Output tokens that the cache may hold; 1 holds none."""
-EMPTY = CAPS[0]
+EMPTY, LEAST_CACHE = CAPS[:2]
+"""No cache, and the smallest that is advised where a cache is: running requests fill it too."""
 _BIN_EDGES = (0, 1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
 
 
@@ -67,6 +68,14 @@ class Filling:
     def history_gain(self) -> float:
         """Emitted per pass with all history over that with none."""
         return self.caps[-1].emitted_per_pass / self.caps[0].emitted_per_pass
+
+    @property
+    def in_words(self) -> str:
+        """How much of the history is worth keeping."""
+        gain = f"{100 * (self.history_gain - 1):+.0f} %"
+        if self.enough_tokens == EMPTY:
+            return f"earlier outputs bring nothing here ({gain}): a request drafts from itself"
+        return f"{self.enough_tokens:,} tokens keep 98 % of what history brings ({gain})"
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -115,11 +115,8 @@ def _tables(advice: Advice) -> list[Markup]:
 
 
 def _filling(advice: Advice) -> Markup:
-    filling = advice.filling
-    gain = 100 * (filling.history_gain - 1)
     return paragraph(
-        f"The whole history brings {gain:.0f} % more tokens a pass than an empty cache; "
-        f"{filling.enough_tokens:,} output tokens of cache keep 98 % of that gain."
+        f"Output tokens that the cache holds, and tokens a pass: {advice.filling.in_words}."
     )
 
 
@@ -151,9 +148,13 @@ def figure(value: float | None) -> str:
 
 def _recommended(advice: Advice) -> Markup:
     advised = advice.recommendation
+    if not advised.is_known:
+        return section("Recommended configuration", caption=f"{advised.in_words}.".capitalize())
     words = "Turn nothing on." if advised.system is None else f"Turn on {advised.system}."
     if advised.placeholders:
         words += f" Put your own in place of {', '.join(advised.placeholders)}."
+    if advised.needs_calibration:
+        words += " On Ray Serve type `hvd calibrate` on that machine first."
     return section(
         "Recommended configuration",
         paragraph("vLLM:"),

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -26,9 +27,16 @@ _PLUGIN_POLICIES = {
 MODEL = "MODEL"
 
 
+MAX_DRAFT = 32
+"""The most tokens of one draft in vLLM: its scheduler keeps room for them in every step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to turn on; empty configurations where it is advised to turn nothing on."""
+    """What to turn on; empty configurations where it is advised to turn nothing on.
+
+    Without a command too the log did not say enough to advise anything.
+    """
 
     system: str | None
     speculative_config: Mapping[str, Any] | None
@@ -38,8 +46,28 @@ class Recommendation:
     placeholders: tuple[str, ...]
     """Words that stand for what only the reader knows."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is advised."""
+        return bool(self.vllm_command)
+
+    @property
+    def in_words(self) -> str:
+        if not self.is_known:
+            return "none, the log is too short to say; give a longer one"
+        return self.system or "turn nothing on"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether Ray Serve would look for a cost table that the advice cannot name."""
+        is_by_cost = self.system is not None and self.system.startswith("hvd_cost")
+        return is_by_cost and "costs:" not in self.serve_yaml
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+UNKNOWN = Recommendation(None, None, None, "", "", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +85,11 @@ class Setting:
 
 
 def recommend(advised: WorkloadVerdict, setting: Setting) -> Recommendation:
-    """The configuration of the advised system."""
+    """The configuration of the advised system; none where the log does not tell."""
+    if advised.kind == "too short to say" or advised.is_unproven:
+        return UNKNOWN
     model = setting.model or MODEL
-    if advised.kind in ("will not help", "too short to say"):
+    if advised.kind == "will not help":
         command = f"vllm serve {shlex.quote(model)}"
         plain = _serve_yaml(model, {"name": "greedy"}, {}, setting)
         return Recommendation(None, None, None, command, plain, _placeholders(command, plain))
@@ -69,7 +99,8 @@ def recommend(advised: WorkloadVerdict, setting: Setting) -> Recommendation:
     command = f"vllm serve {shlex.quote(model)} --speculative-config {_quoted(speculative)}"
     if additional is not None:
         command += f" --additional-config {_quoted(additional)}"
-    serve = _serve_yaml(model, _policy(name, setting), _drafting(name, setting), setting)
+    drafting = _drafting(name, setting, uses_head=uses_head or name == "eagle3")
+    serve = _serve_yaml(model, _policy(name, setting), drafting, setting)
     words = _placeholders(command, serve)
     return Recommendation(advised.system, speculative, additional, command, serve, words)
 
@@ -89,13 +120,18 @@ def _speculative(name: str, setting: Setting, *, uses_head: bool) -> dict[str, A
         return {
             "method": "eagle3",
             "model": HEAD,
-            "num_speculative_tokens": 32,
+            "num_speculative_tokens": MAX_DRAFT,
             "disable_padded_drafter_batch": True,
         }
     suffix = drafting.suffix
-    return {
+    longest = {
         "method": "suffix",
-        "num_speculative_tokens": min(32, suffix.max_draft_tokens),
+        "num_speculative_tokens": min(MAX_DRAFT, suffix.max_draft_tokens),
+    }
+    if name in _PLUGIN_POLICIES:
+        return longest  # the rest is vLLM's own cache's, and the plugin has its own
+    return {
+        **longest,
         "suffix_decoding_max_tree_depth": suffix.max_tree_depth,
         "suffix_decoding_max_cached_requests": _cached_requests(setting),
         "suffix_decoding_max_spec_factor": suffix.rule_spec_factor,
@@ -115,14 +151,22 @@ def _additional(name: str, setting: Setting, *, uses_head: bool) -> dict[str, An
     section: dict[str, Any] = {"policy": _PLUGIN_POLICIES[name]}
     if uses_head:
         section["eagle3_tokens"] = setting.head_tokens
+    elif name == "rule_score":
+        section["eagle3_tokens"] = setting.config.policy.model_draft_tokens
     if name in ("hvd_cost", "hvd_tau"):
         section["payoff"] = setting.predictor or PREDICTOR
     if name == "hvd_tau":
         section["tau"] = setting.config.policy.tau
     if name == "rule_match":
         section["min_match"] = setting.config.policy.min_match
-    section["cache"] = {"max_cached_tokens": setting.max_cached_tokens}
+    section["cache"] = _cache(setting)
     return {"hvd": section}
+
+
+def _cache(setting: Setting) -> dict[str, Any]:
+    """The cache as it was replayed, with the cap that was found to be enough."""
+    changed = setting.config.drafting.suffix.model_dump(exclude_defaults=True)
+    return {**changed, "max_cached_tokens": setting.max_cached_tokens}
 
 
 def _policy(name: str, setting: Setting) -> dict[str, Any]:
@@ -131,15 +175,24 @@ def _policy(name: str, setting: Setting) -> dict[str, Any]:
         policy["predictor"] = setting.predictor or PREDICTOR
     if name == "hvd_tau":
         policy["tau"] = setting.config.policy.tau
+    if name == "rule_match":
+        policy["min_match"] = setting.config.policy.min_match
+    if name == "rule_score":
+        policy["model_draft_tokens"] = setting.config.policy.model_draft_tokens
     if name == "hvd_cost" and setting.costs is not None:
         policy["costs"] = setting.costs
     return policy
 
 
-def _drafting(name: str, setting: Setting) -> dict[str, Any]:
-    if name in ("ngram", "eagle3"):
-        return {}
-    return {"suffix": {"max_cached_tokens": setting.max_cached_tokens}}
+def _drafting(name: str, setting: Setting, *, uses_head: bool) -> dict[str, Any]:
+    drafting: dict[str, Any] = {}
+    if name == "ngram":
+        drafting["ngram"] = setting.config.drafting.ngram.model_dump(exclude_defaults=True)
+    elif name != "eagle3":
+        drafting["suffix"] = _cache(setting)
+    if uses_head:
+        drafting["eagle3"] = {"head": HEAD, "num_tokens": setting.head_tokens}
+    return {section: options for section, options in drafting.items() if options}
 
 
 def _serve_yaml(
@@ -157,6 +210,19 @@ def _serve_yaml(
     }
     text: str = yaml.safe_dump({"applications": [application]}, sort_keys=False)
     return text
+
+
+def servable(tokenizer: str) -> str | None:
+    """The model that a tokenizer's name is one of, for vLLM; None: it could not load that.
+
+    Names of ours are packages' files, and a folder may hold a tokenizer alone.
+    """
+    from hvd_ray.targets.embedded import EMBEDDED_MODELS
+
+    folder = Path(tokenizer).expanduser()
+    if folder.is_dir():
+        return tokenizer if any(folder.glob("*.safetensors")) else None
+    return None if tokenizer in EMBEDDED_MODELS else tokenizer
 
 
 def _quoted(tree: Mapping[str, Any]) -> str:

@@ -26,6 +26,8 @@ DEFINITIONS = {
     "is_upper_bound": "whether, for want of a cost table, speed-ups are passes saved: at most.",
     "kind": "helps, or will not help: the interval lies above 1x, or below 1.1x; may help, or too "
     "short to say: it does not, there is none, or (may help) speed-ups are upper bounds.",
+    "recommendation": "system null: turn nothing on; with an empty vllm_command: the log is too "
+    "short to say, nothing is advised.",
     "ci": "95 % bootstrap over ci_unit; null where there are too few.",
     "source_share": "share of the target passes that verified a draft of each source.",
     "precision, recall": "of accepted length >= 6, at the positions that the replay visited.",

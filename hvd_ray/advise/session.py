@@ -8,13 +8,19 @@ from typing import Any
 
 from hvd_ray.advise.acceptance import HeadAcceptance
 from hvd_ray.advise.contestants import Contestant, Field, contestants, cost_policy
-from hvd_ray.advise.filling import Filling, filling_of
+from hvd_ray.advise.filling import LEAST_CACHE, Filling, filling_of
 from hvd_ray.advise.judging import Row, judge
 from hvd_ray.advise.loading import LoadPoint, load_points
 from hvd_ray.advise.lookups import Walked
 from hvd_ray.advise.material import Traffic
-from hvd_ray.advise.options import PASS, TAUS, AdviceOptions
-from hvd_ray.advise.recommend import Recommendation, Setting, recommend
+from hvd_ray.advise.options import TAUS, AdviceOptions
+from hvd_ray.advise.recommend import (
+    MAX_DRAFT,
+    Recommendation,
+    Setting,
+    recommend,
+    servable,
+)
 from hvd_ray.advise.result import Advice, TauPoint
 from hvd_ray.advise.sources import (
     KnownPayoff,
@@ -49,7 +55,7 @@ def advise(options: AdviceOptions, config: Config, *, progress: RunProgress) -> 
         UserError: the logs, the costs or the predictor cannot be used.
     """
     config = config.model_copy(update={"model": options.tokenizer})
-    costs = find_costs_for(options, config)
+    costs, lacking = find_costs_for(options, config)
     head = find_head(options)
     folder = predictor_folder(options, config)
     traffic = read_logs(options, progress)
@@ -65,7 +71,7 @@ def advise(options: AdviceOptions, config: Config, *, progress: RunProgress) -> 
         traffic=traffic,
         progress=progress,
     )
-    run = _Run(traffic, walked, payoff, costs, head, options, config, progress)
+    run = _Run(traffic, walked, payoff, costs, lacking, head, options, config, progress)
     return run.advice()
 
 
@@ -77,6 +83,8 @@ class _Run:
     walked: Walked
     payoff: KnownPayoff
     costs: NamedCosts | None
+    lacking: str
+    """Why there is no cost table."""
     head: HeadAcceptance | None
     options: AdviceOptions
     config: Config
@@ -109,7 +117,7 @@ class _Run:
             concurrency=self.options.concurrency,
             head_is_at_hand=self.head is not None and not self.head.is_assumed,
             prices=self._prices,
-            doubts=doubts_about(self._judged_outputs()),
+            doubts=self._doubts(),
         )
         return Advice(
             verdict=verdict,
@@ -219,6 +227,12 @@ class _Run:
             return "none"
         return "assumed" if self.costs.is_assumed else "known"
 
+    def _doubts(self) -> list[str]:
+        doubts = doubts_about(self._judged_outputs())
+        if self.costs is not None and self.costs.doubt is not None:
+            doubts.append(self.costs.doubt)
+        return doubts
+
     def _judged_outputs(self) -> list[list[tuple[int, ...]]]:
         """The answers of each judged session."""
         sessions: dict[str, list[tuple[int, ...]]] = {}
@@ -230,10 +244,10 @@ class _Run:
         tokens = sum(len(trace.output_token_ids) for trace in self.traffic.traces)
         setting = Setting(
             config=self.config,
-            model=self.options.tokenizer,
+            model=servable(self.options.tokenizer),
             predictor=self.payoff.reference,
-            costs=None if self.options.costs in (None, PASS) else self.options.costs,
-            max_cached_tokens=_rounded_up(filling.enough_tokens),
+            costs=self.options.costs if self.costs and self.costs.measured else None,
+            max_cached_tokens=_rounded_up(max(filling.enough_tokens, LEAST_CACHE)),
             mean_output_tokens=tokens / len(self.traffic.traces),
             head_tokens=len(self.head.chances) if self.head is not None else 0,
         )
@@ -262,7 +276,7 @@ class _Run:
             f"({facts['judged_sessions']} sessions, {facts['judged_tokens']:,} tokens) were "
             "replayed; the others filled the cache in the order of the log, as one replica would "
             "have seen them",
-            _costs_in_words(self.costs, self.options.concurrency),
+            _costs_in_words(self.costs, self.options.concurrency, self.lacking),
             f"predictor: {self.payoff.basis}",
         ]
         if self.head is not None:
@@ -278,6 +292,12 @@ class _Run:
         if facts["traces_looping"]:
             cut = "cut there" if facts["loops_are_cut"] else "left as they are"
             lines.append(f"{facts['traces_looping']} answers end in a loop and were {cut}")
+        longest = self.config.drafting.suffix.max_draft_tokens
+        if longest > MAX_DRAFT:
+            lines.append(
+                f"drafts of the cache have up to {longest} tokens here, and up to {MAX_DRAFT} in "
+                "the configuration for vLLM, which keeps room for them in every step"
+            )
         lines.append("decoding alone: the time to read prompts is the same under every system")
         lines.append("the model that answered is taken to answer the same: its tokens are replayed")
         return lines
@@ -291,11 +311,11 @@ class _Run:
         )
 
 
-def _costs_in_words(costs: NamedCosts | None, concurrency: int) -> str:
+def _costs_in_words(costs: NamedCosts | None, concurrency: int, lacking: str) -> str:
     if costs is None:
         return (
-            "assumed: every target pass costs the same and drafting nothing (no cost table), so "
-            "speed-ups are passes saved, an upper bound; --costs names a table"
+            "assumed: every target pass costs the same and drafting nothing, so speed-ups are "
+            f"passes saved, an upper bound; --costs names a table ({lacking})"
         )
     mark = "assumed costs" if costs.is_assumed else "costs"
     return f"{mark}: {costs.name} ({costs.basis}), at concurrency {concurrency}"

@@ -44,32 +44,32 @@ class KnownPayoff:
     """What a configuration calls it."""
 
 
-def find_costs_for(options: AdviceOptions, config: Config) -> NamedCosts | None:
-    """The table that was named, or this machine's; None: every pass costs the same.
+def find_costs_for(options: AdviceOptions, config: Config) -> tuple[NamedCosts | None, str]:
+    """The table that was named, or this machine's; None: every pass costs the same, and why.
 
     Raises:
         UserError: the table cannot be read, or a load is asked for and there is none.
     """
-    costs = _costs_at_hand(options, config)
+    costs, lacking = _costs_at_hand(options, config)
     if costs is None and options.concurrency > 1:
         raise UserError(
             f"--concurrency {options.concurrency} needs a cost table: without one every pass costs "
-            "the same at any load; name one with --costs (`hvd calibrate` measures one)"
+            f"the same at any load; name one with --costs ({lacking})"
         )
-    return costs
+    return costs, lacking
 
 
-def _costs_at_hand(options: AdviceOptions, config: Config) -> NamedCosts | None:
+def _costs_at_hand(options: AdviceOptions, config: Config) -> tuple[NamedCosts | None, str]:
     if options.costs == PASS:
-        return None
+        return None, "--costs pass asked for none"
     if options.costs is not None:
-        return read_any_costs(Path(options.costs))
+        return read_any_costs(Path(options.costs)), ""
     from hvd_ray.parts.costs import find_costs
 
     try:
-        return named(find_costs(config))
-    except UserError:
-        return None
+        return named(find_costs(config)), ""
+    except UserError as error:
+        return None, str(error)
 
 
 def find_head(options: AdviceOptions) -> HeadAcceptance | None:

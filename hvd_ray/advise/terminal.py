@@ -93,8 +93,7 @@ def _cache_lines(advice: Advice) -> list[str]:
     return [
         f"Cache (suffix, /pass) by output tokens held: {caps}",
         f"  from a cold start, by outputs held when a request began: {fills}",
-        f"  {filling.enough_tokens:,} tokens keep 98 % of what history brings "
-        f"({100 * (filling.history_gain - 1):+.0f} %)",
+        f"  {filling.in_words}",
     ]
 
 
@@ -111,12 +110,14 @@ def _predictor_lines(advice: Advice) -> list[str]:
 def advised_lines(advised: Recommendation, page: Path | None) -> Sequence[str]:
     """What to type, and where the configuration for Ray Serve stands."""
     if advised.system is None:
-        return ["Advice: turn nothing on."]
+        return [f"Advice: {advised.in_words}."]
     lines = [f"Advice: {advised.system}", advised.vllm_command]
     if advised.placeholders:
         lines.append(f"({', '.join(advised.placeholders)}: put in your own)")
     if PREDICTOR in advised.placeholders:
         lines.append("(the predictor learnt here is kept by --save-predictor DIR)")
+    if advised.needs_calibration:
+        lines.append("(hvd_cost on Ray Serve: type `hvd calibrate` on that machine first)")
     where = f"at the end of {page}" if page else "on the page that --out PAGE.html writes"
     return [*lines, f"(for Ray Serve: the YAML is {where})"]
 

@@ -194,7 +194,7 @@ def _of_a_head(rows: Sequence[Row], overall: WorkloadVerdict) -> list[str]:
     if best.speedup < overall.speedup * WORTH:
         return [
             f"A head as good as assumed would not be worth it: {best.system} reaches "
-            f"{best.speedup:.2f}x."
+            f"{best.speedup:.2f}x, less than {WORTH:g} times {overall.system}'s."
         ]
     return [
         f"A head as good as assumed would bring {best.system} to {best.speedup:.2f}x: "

@@ -20,7 +20,7 @@ from hvd_ray.advise.loading import load_points
 from hvd_ray.advise.lookups import walk
 from hvd_ray.advise.material import deal_roles, read_traffic
 from hvd_ray.advise.options import AdviceOptions
-from hvd_ray.advise.recommend import HEAD, PREDICTOR, Setting, recommend
+from hvd_ray.advise.recommend import HEAD, MODEL, PREDICTOR, Setting, recommend, servable
 from hvd_ray.advise.sources import find_costs_for
 from hvd_ray.advise.terminal import advised_lines
 from hvd_ray.advise.verdict import WorkloadVerdict, doubts_about, verdict_of
@@ -29,6 +29,8 @@ from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.toy import ToyCodec
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost import RowCosts
+from hvd_ray.payoff.cost_by_hand import named
+from hvd_ray.payoff.cost_file import CostFile, CostKey
 from hvd_ray.payoff.cost_load import LoadedCosts
 from hvd_ray.payoff.cost_policy import CostPolicy
 from hvd_ray.payoff.features import FeatureExtractor
@@ -42,6 +44,7 @@ from hvd_ray.types import Decision, Source, Step
 from hvd_ray.vllm_plugin.options import read_options
 from tests.unit.tuning.test_pieces import Many
 
+CONFIG = Config()
 COSTS = LoadedCosts(RowCosts((1, 64), (10.0, 10.0)))
 
 
@@ -308,7 +311,29 @@ def test_a_load_needs_a_cost_table(monkeypatch):
         options = AdviceOptions((), costs=costs, concurrency=8)
         with pytest.raises(UserError, match="--concurrency 8 needs a cost table"):
             find_costs_for(options, Config())
-        assert find_costs_for(replace(options, concurrency=1), Config()) is None
+        found, lacking = find_costs_for(replace(options, concurrency=1), Config())
+        assert found is None
+        assert lacking == ("--costs pass asked for none" if costs else "none of smollm2-135m")
+
+
+def test_costs_that_something_disturbed_are_doubted():
+    key = CostKey(model="m", dtype="float32", engine="torch", device="cpu", num_threads=2)
+    table = {"key": key, "rows": (1, 2), "verify_ms": (1.0, 2.0)}
+    assert named(CostFile(**table, provenance={"spread": 0.2})).doubt is None
+    doubt = named(CostFile(**table, provenance={"spread": 0.31})).doubt
+    assert "measured beside other work (repeats 31 % apart)" in doubt.replace("31%", "31 %")
+    assert "`hvd calibrate dtype=float32` with nothing else running" in doubt
+
+
+def test_a_head_that_is_not_worth_it_is_told_with_the_bar():
+    with_head = row("hvd_cost+head", 1.6, (1.5, 1.7), uses_head=True)
+    lines = verdict_of(
+        [row("suffix", 1.5, (1.4, 1.6)), with_head],
+        concurrency=1,
+        head_is_at_hand=False,
+        prices="known",
+    ).lines
+    assert lines[-1].endswith("reaches 1.60x, less than 1.1 times suffix's.")
 
 
 def no_costs(config):
@@ -339,9 +364,9 @@ def test_workloads_are_told_apart():
 # -- what to type ------------------------------------------------------------------------------
 
 
-def advised(system, kind="helps"):
-    setting = Setting(Config(), "smollm2-135m", None, None, 32_000, 80.0, 4)
-    return recommend(WorkloadVerdict(ALL, kind, system, 2.0, (1.5, 2.5)), setting)
+def advised(system, kind="helps", *, interval=(1.5, 2.5), config=CONFIG, model="ORG/NAME"):
+    setting = Setting(config, model, None, None, 32_000, 80.0, 4)
+    return recommend(WorkloadVerdict(ALL, kind, system, 2.0, interval), setting)
 
 
 def test_stock_systems_need_no_plugin():
@@ -360,6 +385,7 @@ def test_ours_go_through_the_plugin_and_name_what_is_missing():
     assert (section["policy"], section["eagle3_tokens"]) == ("cost", 4)
     assert section["cache"] == {"max_cached_tokens": 32_000}
     assert set(found.placeholders) == {HEAD, PREDICTOR}
+    assert "head: HEAD_FOLDER" in found.serve_yaml
     assert "import_path: hvd_ray.serving.app:build" in found.serve_yaml
     assert "max_cached_tokens: 32000" in found.serve_yaml
 
@@ -376,11 +402,49 @@ def test_what_is_advised_is_what_serve_and_the_plugin_take(system):
         assert options.system == system.removesuffix("+head")
 
 
-@pytest.mark.parametrize("kind", ["will not help", "too short to say"])
-def test_nothing_is_turned_on_where_it_does_not_help(kind):
-    found = advised("suffix", kind=kind)
+def test_nothing_is_turned_on_where_it_does_not_help():
+    found = advised("suffix", kind="will not help")
     assert found.speculative_config is None
-    assert found.vllm_command == "vllm serve smollm2-135m"
+    assert found.vllm_command == "vllm serve ORG/NAME"
+
+
+@pytest.mark.parametrize(
+    ("kind", "interval"),
+    [("too short to say", (1.5, 2.5)), ("may help", None), ("may help", (0.9, 2.5))],
+)
+def test_a_log_that_is_too_short_gets_no_configuration(kind, interval):
+    found = advised("suffix", kind=kind, interval=interval)
+    assert (found.vllm_command, found.serve_yaml) == ("", "")
+    assert advised_lines(found, Path("a.html")) == [
+        "Advice: none, the log is too short to say; give a longer one."
+    ]
+
+
+def test_the_cache_that_is_advised_is_the_one_that_was_replayed():
+    suffix = {"max_spec_factor": 2.0, "rule_spec_factor": 1.5, "min_token_prob": 0.2}
+    config = Config(drafting={"suffix": suffix})
+    ours = advised("hvd_cost", config=config)
+    assert ours.speculative_config == {"method": "suffix", "num_speculative_tokens": 32}
+    options = read_options(ours.additional_config)
+    replayed = config.drafting.suffix.model_copy(update={"max_cached_tokens": 32_000})
+    assert options.cache == replayed
+    (application,) = yaml.safe_load(ours.serve_yaml)["applications"]
+    assert serve_config(application["args"]).drafting.suffix == replayed
+    theirs = advised("suffix", config=config).speculative_config
+    assert theirs["suffix_decoding_max_spec_factor"] == 1.5
+    assert theirs["suffix_decoding_min_token_prob"] == 0.2
+
+
+def test_a_model_that_nobody_named_is_put_in_by_the_reader(tmp_path):
+    assert servable("smollm2-135m") is None
+    assert servable("ORG/NAME") == "ORG/NAME"
+    assert servable(str(tmp_path)) is None, "a tokenizer alone"
+    (tmp_path / "model.safetensors").touch()
+    assert servable(str(tmp_path)) == str(tmp_path)
+    found = advised("hvd_cost", model=None)
+    assert found.vllm_command.startswith("vllm serve MODEL ")
+    assert set(found.placeholders) == {MODEL, PREDICTOR}
+    assert any("hvd calibrate" in line for line in advised_lines(found, None))
 
 
 def test_the_terminal_says_where_the_serve_yaml_is():
