@@ -20,7 +20,10 @@ def doctor(
     in_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
 ) -> None:
     """Check this machine: each line says ok, warn or fail, and what to type. Exit 1 on a fail."""
-    with Console(stderr=True).status("importing the heavy packages, up to half a minute"):
+    text, err = "importing the heavy packages, up to half a minute", Console(stderr=True)
+    if not err.is_terminal:
+        err.print(text)
+    with err.status(text):
         findings = list(_heard(examine(), is_shown=not in_json))
     if in_json:
         print(as_json(findings))

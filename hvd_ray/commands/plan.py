@@ -123,8 +123,8 @@ def _show(planned: Plan, *, price: float | None, memory_gb: float, with_curve: b
     for name in STAGES:
         limit = planned.limit(name)
         console.print(f"  {name:8} {limit.num_workers:,} workers: {limit.reason}")
-    for line in (*_skew(planned), *_too_large(planned, memory_gb), _source(planned)):
-        console.print(line, soft_wrap=True)
+    for line in (*_skew(planned), *_too_large(planned, memory_gb), *_source(planned)):
+        console.print(line)
 
 
 def _stages_table(planned: Plan, price: float | None) -> Any:
@@ -215,10 +215,17 @@ def _too_large(planned: Plan, memory_gb: float) -> list[str]:
     return lines
 
 
-def _source(planned: Plan) -> str:
+def _source(planned: Plan) -> list[str]:
     about = planned.costs.provenance
-    facts = [str(about[key]) for key in ("created_at", "cpu", "model", "dtype") if key in about]
-    return f"Stage costs: {', '.join(facts) or 'without provenance'}; simulated, not measured."
+    facts = [str(about[key]) for key in ("model", "dtype", "cpu") if key in about]
+    facts += [str(about["created_at"])[:10]] if "created_at" in about else []
+    lines = [f"Simulated from stage costs: {', '.join(facts) or 'without provenance'}."]
+    if about.get("device") == "cpu":
+        lines.append(
+            "Those are of one small model on a CPU: for another model or a GPU collecting takes "
+            "other times, give your own (collect.token_us=..., or --costs FILE)."
+        )
+    return lines
 
 
 def time_text(seconds: float) -> str:

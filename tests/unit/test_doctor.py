@@ -31,7 +31,9 @@ def run_doctor(*arguments: str) -> object:
 @pytest.mark.usefixtures("only_quick_probes", "hvd_home")
 def test_this_machine_is_usable(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_doctor("--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert err.count("importing the heavy packages") == 1, "no spinner is seen here"
     assert report["usable"] is True
     rows = {row["name"]: row for row in report["findings"]}
     assert rows["python"]["status"] == "ok"

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from hvd_ray.bench.calibrate import measure_cache_draft, measure_verify
+from hvd_ray.commands.calibrate import _show
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.toy import ToyEngine
 from hvd_ray.errors import UserError
@@ -42,6 +43,13 @@ def test_a_table_comes_back_and_prices_what_the_model_drafter_adds(tmp_path):
     table = read_costs(path, key=KEY).table()
     assert table.cost_ms(Source.NONE, 1) == 10
     assert table.cost_ms(Source.EAGLE3, 8) == 12 + 1 + 7 * 2
+
+
+@pytest.mark.parametrize("shows_slim", [True, False])
+def test_slim_passes_are_shown_to_who_asked(capsys, tmp_path, shows_slim):
+    costs = COSTS.model_copy(update={"slim": "mask", "slim_ms": (5.0, 6.0)})
+    _show(costs, tmp_path / "costs.json", shows_slim=shows_slim)
+    assert ("slim/full" in capsys.readouterr().out) == shows_slim
 
 
 @pytest.mark.parametrize(
