@@ -64,7 +64,9 @@ def bench(
     prompts_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="A suite's prompt files. Default: ../shared/data/prompts."
+            metavar="DIR",
+            help="A suite's prompt files, one JSONL a workload; they are not shipped. Default: "
+            "../shared/data/prompts.",
         ),
     ] = None,
     split: Annotated[str, typer.Option(help="train, test or all, of files with splits.")] = "test",

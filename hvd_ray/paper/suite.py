@@ -67,7 +67,10 @@ def suite_options(
     files = tuple(sorted(prompts_dir.glob("*.jsonl")))
     if not files:
         raise UserError(
-            f"{prompts_dir}: holds no *.jsonl files of prompts; name a folder with --prompts-dir"
+            f"{prompts_dir}: holds no *.jsonl files of prompts: those of the papers' 16 "
+            "workloads are not shipped (their licences are others'); name a folder with "
+            "--prompts-dir that holds one file a workload, e.g. gsm8k.jsonl, with lines of "
+            '{"messages": [{"role": "user", "content": "..."}]}'
         )
     filling = FILLING if bench.limit is None else min(FILLING, bench.limit)
     suited = replace(bench, prompt_files=files, filling_limit=filling)

@@ -38,7 +38,10 @@ def tier_options(bench: BenchOptions, *, prompts_dir: Path) -> BenchOptions:
     """
     files = tuple(prompts_dir / f"{task}.jsonl" for task in TASKS)
     if absent := [file for file in files if not file.exists()]:
-        raise UserError(f"{absent[0]}: absent; name the folder of prompts with --prompts-dir")
+        raise UserError(
+            f"{absent[0]}: absent; prompts of suites are not shipped, name a folder that has "
+            "them with --prompts-dir"
+        )
     return replace(bench, prompt_files=files, systems=bench.systems or TIER_SYSTEMS)
 
 

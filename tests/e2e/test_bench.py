@@ -166,7 +166,7 @@ def test_tiers_are_scored_beside_others_and_timed_alone(hvd, tiny_llama_path, tm
     [
         (["--suite", "thesis"], "there is paper"),
         (["--suite", "paper", "--workloads", "doc_edit"], "own prompts"),
-        (["--suite", "paper", "--prompts-dir", "nowhere"], "holds no *.jsonl"),
+        (["--suite", "paper", "--prompts-dir", "nowhere"], "workloads are not shipped"),
         (["--engine", "vllm", "--concurrency", "1,8"], "several are for --suite paper"),
         (["--engine", "vllm", "--concurrency", "eight"], "numbers by comma, e.g. 1,8"),
         (["--concurrency", "0"], "--concurrency must be 1 or more, got 0"),
