@@ -151,8 +151,6 @@ def _additional(name: str, setting: Setting, *, uses_head: bool) -> dict[str, An
     section: dict[str, Any] = {"policy": _PLUGIN_POLICIES[name]}
     if uses_head:
         section["eagle3_tokens"] = setting.head_tokens
-    elif name == "rule_score":
-        section["eagle3_tokens"] = setting.config.policy.model_draft_tokens
     if name in ("hvd_cost", "hvd_tau"):
         section["payoff"] = setting.predictor or PREDICTOR
     if name == "hvd_tau":

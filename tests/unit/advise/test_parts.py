@@ -41,7 +41,7 @@ from hvd_ray.traces.replay import replay as replay_trace
 from hvd_ray.traces.replay import summarize
 from hvd_ray.traces.store import write_traces
 from hvd_ray.types import Decision, Source, Step
-from hvd_ray.vllm_plugin.options import read_options
+from hvd_ray.vllm_plugin.options import check_head, read_options
 from tests.unit.tuning.test_pieces import Many
 
 CONFIG = Config()
@@ -391,7 +391,8 @@ def test_ours_go_through_the_plugin_and_name_what_is_missing():
 
 
 @pytest.mark.parametrize(
-    "system", ["suffix", "ngram", "rule_match", "hvd_tau", "hvd_cost", "hvd_cost+head"]
+    "system",
+    ["suffix", "ngram", "rule_match", "rule_score", "hvd_tau", "hvd_cost", "hvd_cost+head"],
 )
 def test_what_is_advised_is_what_serve_and_the_plugin_take(system):
     found = advised(system)
@@ -400,6 +401,7 @@ def test_what_is_advised_is_what_serve_and_the_plugin_take(system):
     options = read_options(found.additional_config)
     if found.additional_config is not None:
         assert options.system == system.removesuffix("+head")
+        check_head(options, has_head=system.endswith("+head"), num_speculative_tokens=32)
 
 
 def test_nothing_is_turned_on_where_it_does_not_help():
