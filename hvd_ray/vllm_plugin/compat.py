@@ -27,6 +27,8 @@ METHODS = ("eagle3", "suffix")
 CONTROL_KEY = "hvd"
 SCOPE_KEY = "hvd_scope"
 """Written into a request's extra args by the front end; no client may set it."""
+END_S = 5.0
+"""The most time for an engine to end, that of vLLM where nobody names one."""
 OFF = "or leave the section out of --additional-config to run vLLM as it is"
 
 _MARK = "_hvd_ray_hook"
@@ -162,8 +164,8 @@ def hook_workers(
     """Enter `around_start(vllm_config)` while a worker makes its runner; hand that over then, and
     again before the worker shuts down.
 
-    A worker's process ends without Python's `atexit`, and vLLM kills it some five seconds after
-    it has asked for the end (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS).
+    A worker's process ends without Python's `atexit`, and vLLM kills it some seconds after it has
+    asked for the end, or at once (`hook_engine_end`).
     """
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
@@ -186,6 +188,28 @@ def hook_workers(
 
     _wrap(WorkerWrapperBase, "init_device", around)
     _wrap(WorkerWrapperBase, "shutdown", around_end)
+
+
+def hook_engine_end() -> None:
+    """Give an engine's processes time to end where vLLM's API server would kill them at once.
+
+    It does so by default (`shutdown_timeout` of 0: requests are not waited for), as soon as it has
+    told them to end, except on ROCm. They are waited for no longer than they take.
+    """
+    from vllm.v1.engine.utils import CoreEngineProcManager
+
+    def around_init(original: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
+        manager.is_hvd_configured = _is_configured(kwargs["vllm_config"])
+        original(manager, *args, **kwargs)
+
+    def around_shutdown(original: Any, manager: Any, timeout: float | None = None) -> Any:
+        is_at_once = timeout == 0 and manager._request_shutdown_timeout == 0
+        if is_at_once and manager.is_hvd_configured:
+            timeout = END_S
+        return original(manager, timeout)
+
+    _wrap(CoreEngineProcManager, "__init__", around_init)
+    _wrap(CoreEngineProcManager, "shutdown", around_shutdown)
 
 
 def mend_cpu_sampling() -> None:
@@ -332,7 +356,7 @@ def _mark_request(request: Any, *, has_head: bool) -> None:
     for key in extra:
         if key != CONTROL_KEY and str(key).lower().startswith(CONTROL_KEY):
             raise VLLMValidationError(
-                f"{key}: unknown; the one key of hvd_ray's is {CONTROL_KEY!r}", parameter=str(key)
+                f"{key}: unknown; hvd_ray reads {CONTROL_KEY!r} alone", parameter=str(key)
             )
     extra[SCOPE_KEY] = request.cache_salt or ""
     params.extra_args = extra

@@ -26,6 +26,7 @@ def register() -> None:
     compat.hook_model_runner_choice(RUNNER_REASON)
     compat.hook_requests()
     compat.hook_request_metrics(COUNTS.take, shares)
+    compat.hook_engine_end()
     compat.hook_workers(_our_proposers, _bind, _close)
 
 

@@ -132,6 +132,38 @@ def test_a_worker_tells_us_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> No
     assert said == [ours, "vllm", "vllm", "vllm"]
 
 
+@pytest.mark.parametrize(
+    ("section", "request_timeout", "given", "expected"),
+    [
+        ({"hvd": {}}, 0, 0, compat.END_S),
+        ({}, 0, 0, 0),
+        ({"hvd": {}}, 0, None, None),
+        ({"hvd": {}}, 30, 0, 0),  # the time for requests is over
+        ({"hvd": {}}, 30, 12.5, 12.5),
+    ],
+)
+def test_an_engine_is_given_time_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+    section: dict[str, Any],
+    request_timeout: float,
+    given: float | None,
+    expected: float | None,
+) -> None:
+    pytest.importorskip("vllm")
+    from vllm.v1.engine.utils import CoreEngineProcManager
+
+    def init(manager: Any, *, vllm_config: Any) -> None:
+        manager._request_shutdown_timeout = vllm_config.shutdown_timeout
+
+    waited: list[float | None] = []
+    monkeypatch.setattr(CoreEngineProcManager, "__init__", init)
+    monkeypatch.setattr(CoreEngineProcManager, "shutdown", lambda _, t=None: waited.append(t))
+    compat.hook_engine_end()
+    config = SimpleNamespace(additional_config=section, shutdown_timeout=request_timeout)
+    CoreEngineProcManager(vllm_config=config).shutdown(given)  # type: ignore[call-arg]
+    assert waited == [expected]
+
+
 def request(extra: dict[str, Any] | None, salt: str | None = None) -> Any:
     params = SimpleNamespace(extra_args=extra)
     return SimpleNamespace(sampling_params=params, cache_salt=salt)
