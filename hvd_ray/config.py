@@ -118,7 +118,7 @@ class PolicyConfig(_Section):
     tau: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 6.0
     """Threshold of `hvd_tau` on the predicted payoff, in tokens."""
     predictor: str | None = None
-    """A folder, `models:/NAME@ALIAS`, or None for the registered champion."""
+    """A folder, `models:/NAME@ALIAS`, or None for the registered champion, else what ships."""
     costs: str | None = None
     """A cost table's file, or None for the one that `hvd calibrate` measured here."""
     model_draft_tokens: Positive = 4

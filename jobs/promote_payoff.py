@@ -4,8 +4,8 @@
     ray job submit --working-dir . --runtime-env jobs/env/cpu.yaml -- \
         python jobs/promote_payoff.py --labels /shared/labels --traces /shared/traces
 
-Exits with 1, so that the job shows as failed, if the champion stays. Its flags are those of
-`hvd promote`.
+Without a champion what ships for the target is to be beaten. Exits with 1, so that the job shows as
+failed, if the champion or what ships stays. Its flags are those of `hvd promote`.
 """
 
 from hvd_ray.job import run_job

@@ -1,8 +1,8 @@
 """Train a payoff predictor on labels and register it, as a Ray job or a plain script.
 
-    python jobs/train_payoff.py labels --kind survival --out predictor
+    python jobs/train_payoff.py labels --out predictor
     ray job submit --working-dir . --runtime-env jobs/env/cpu.yaml --entrypoint-num-cpus 4 -- \
-        python jobs/train_payoff.py /shared/labels --kind survival --out /shared/predictor
+        python jobs/train_payoff.py /shared/labels --out /shared/predictor
 
 One process: the driver itself, placed by `--entrypoint-num-cpus`. Killed and submitted again, it
 trains anew, in the same tracking run. Its flags are those of `hvd train`.

@@ -9,8 +9,8 @@ from hvd_ray.bench.plots import PANEL_HEIGHT, WIDTH, draw_speedups, num_panels
 from hvd_ray.bench.report import (
     TIERS_CAPTION,
     across,
-    exactness_line,
     labels_of,
+    opening_lines,
     provenance_line,
     speedup_cell,
     title,
@@ -55,7 +55,7 @@ def result_sections(result: BenchResult) -> list[Markup]:
         section(
             title(result),
             *drawn,
-            paragraph(exactness_line(result)),
+            *map(paragraph, opening_lines(result)),
             bullets(result.notes) if result.notes else Markup(""),
             paragraph(provenance_line(result)),
             caption=words if has_rivals else "",

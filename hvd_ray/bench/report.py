@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hvd_ray.bench.result import BASELINE, BenchResult, Row
 from hvd_ray.bench.rivals import RIVALS
@@ -203,7 +204,8 @@ def tiers_part(results: Sequence[BenchResult], *, heading: str = "###") -> str:
 def result_ending(result: BenchResult) -> list[str]:
     """What stands below the tables."""
     notes = ["\n".join(f"- {note}" for note in result.notes)] if result.notes else []
-    return [exactness_line(result), *notes, f"<sub>{provenance_line(result)}</sub>"]
+    words = [*opening_lines(result), *notes]
+    return [*words, f"<sub>{provenance_line(result)}</sub>"]
 
 
 def title(result: BenchResult) -> str:
@@ -263,6 +265,21 @@ def exactness_line(result: BenchResult) -> str:
     if margins:
         line += f" Largest logit margin at a first difference: {max(map(abs, margins)):.3f}."
     return line
+
+
+def opening_lines(result: BenchResult) -> list[str]:
+    """What stands first below the tables: how exact it was, and who foretold payoffs."""
+    lines = [exactness_line(result), predictor_line(result.provenance)]
+    return [line for line in lines if line]
+
+
+def predictor_line(provenance: Mapping[str, Any]) -> str:
+    """Which predictor decided in `hvd_tau` and `hvd_cost`; empty where none did."""
+    reference = str(provenance.get("predictor") or "")
+    if Path(reference).is_absolute():  # results travel, paths do not
+        reference = "/".join(Path(reference).parts[-2:])
+    sha = str(provenance.get("predictor_sha256") or "")[:12]
+    return f"Predictor: {reference}{f' (sha256 {sha})' if sha else ''}." if reference else ""
 
 
 def provenance_line(result: BenchResult) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hvd_ray.bench.report import exactness_line, percent, title
+from hvd_ray.bench.report import opening_lines, percent, title
 from hvd_ray.bench.result import BASELINE, BenchResult, Row
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def terminal_report(result: BenchResult) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    lines = [exactness_line(result), *result.notes]
+    lines = [*opening_lines(result), *result.notes]
     return Group(_terminal_table(result), *(Text(line) for line in lines))
 
 

@@ -6,7 +6,7 @@ policies. Every system has an engine in a process of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,10 @@ MAX_DRAFT_TOKENS = 32
 MAX_MODEL_LEN = 4096
 """Prompt and answer of a request, in tokens; the longest prompts of the papers' sets fit."""
 _POLICIES = {"hvd_cost": "cost", "hvd_tau": "tau", "rule_score": "score", "rule_match": "match"}
+_JUDGED = frozenset({"hvd_cost", "hvd_tau"})
+"""Policies that ask a predictor."""
+_OWN = "own"
+"""The plugin's word for the cache's own probabilities in a predictor's place."""
 OWN_SOURCE = {
     "ngram": Source.NGRAM,
     "suffix": Source.SUFFIX,
@@ -130,7 +134,7 @@ def _section(system: str, config: Config) -> dict[str, Any]:
         "eagle3_tokens": config.drafting.eagle3.num_tokens,
         "cache": config.drafting.suffix.model_dump(),
     }
-    if system in ("hvd_cost", "hvd_tau"):
+    if system in _JUDGED:
         section["payoff"] = _predictor(config)
     if system == "hvd_cost" and config.policy.costs is not None:
         section["costs"] = str(Path(config.policy.costs).absolute())
@@ -149,7 +153,18 @@ def _predictor(config: Config) -> str:
     except UserError:
         if config.policy.predictor is not None:
             raise
-        return "own"
+        return _OWN
+
+
+def predictor_facts(systems: Collection[str], config: Config) -> dict[str, Any]:
+    """For the provenance of a result: what `_predictor` gave the engines, if any asked for it."""
+    if not _JUDGED & set(systems):
+        return {}
+    if _predictor(config) == _OWN:
+        return {"predictor": "the cache's own estimate"}
+    from hvd_ray.parts.payoff import find_payoff
+
+    return find_payoff(config).facts
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from hvd_ray.bench.session import (
     plain_options,
     summarise,
 )
-from hvd_ray.bench.vllm_engines import SYSTEMS, OpenEngine, target_limits
+from hvd_ray.bench.vllm_engines import SYSTEMS, OpenEngine, predictor_facts, target_limits
 from hvd_ray.bench.vllm_run import Load, run_loads
 from hvd_ray.bench.workloads import Prompt, workload_hash
 from hvd_ray.config import Config
@@ -87,6 +87,7 @@ def run_in_vllm(
             warm_up="one short request a system; not counted",
             load_average=round(load_average, 2),
             **checkpoint(config),
+            **predictor_facts({arm.system for arm in arms}, config),
         )
         result = summarise(samples, limits, config, notes=doubts, about=about)
         found.append(Found(result, samples))

@@ -100,7 +100,10 @@ def bench(
     ] = "1",
     predictor: Annotated[
         str | None,
-        typer.Option(metavar="REF", help="A folder or models:/NAME@ALIAS. Default: the champion."),
+        typer.Option(
+            metavar="REF",
+            help="A folder or models:/NAME@ALIAS. Default: the champion, else what ships.",
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
     workers: Annotated[

@@ -144,11 +144,11 @@ def plan_demo(
             done=folder / "trained",
         ),
         Stage(
-            "Exactness: every system against plain decoding, in float32",
+            "Exactness against plain decoding, with that predictor, in float32",
             (*bench, *exact, "--dtype", "float32", "--out", str(results[1])),
         ),
         Stage(
-            "Speed: every system against plain decoding, in bfloat16",
+            "Speed against plain decoding, with that predictor, in bfloat16",
             (*bench, *measured, "--dtype", "bfloat16", "--track", "--out", str(results[0])),
         ),
         Stage("Report", ("report", *map(str, results), "--out", str(folder / "report"))),

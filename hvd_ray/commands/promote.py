@@ -1,4 +1,4 @@
-"""`hvd promote`: make the challenger the champion if it is better on test sessions."""
+"""`hvd promote`: make the challenger the champion if it is better, or go back to what ships."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hvd_ray.commands.tune import gap_text, value_text
+from hvd_ray.errors import UserError
 
 if TYPE_CHECKING:
+    from hvd_ray.config import Config
     from hvd_ray.tuning.promote import Promotion
 
-EXAMPLE = "Example: `hvd promote`, after `hvd tune`"
+EXAMPLE = "Example: `hvd promote`, after `hvd tune`; after `hvd train` with --traces TRACES_DIR"
 
 
 def register(app: typer.Typer) -> None:
@@ -39,13 +41,20 @@ def promote(
     force: Annotated[
         bool, typer.Option("--force", help="Promote it whatever the comparison says.")
     ] = False,
+    shipped: Annotated[
+        bool,
+        typer.Option(
+            "--shipped", help="Instead: no champion any more, so that what ships decides again."
+        ),
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
 ) -> None:
     """Replay the test sessions with challenger and champion; exit 1 if the champion stays.
 
-    The alias moves only if the whole 95 % interval of the challenger's speed over the champion's
-    lies above 1.
+    Without a champion what ships with hvd stands in its place. The alias moves only if the whole
+    95 % interval of the challenger's speed over the champion's lies above 1 or, where the
+    challenger alone has the survival curve of hvd_cost, if it is not shown to be slower.
     """
     from hvd_ray.commands.traces_progress import shown_progress
     from hvd_ray.config import load_config
@@ -53,6 +62,11 @@ def promote(
     from hvd_ray.tuning.promote import promote as run
 
     loaded = load_config(config, settings or ())
+    if shipped:
+        if force or any(given is not None for given in (labels, traces, costs)):
+            raise UserError("--shipped compares nothing: no --labels, --traces, --costs, --force")
+        _go_back(loaded, as_json=as_json)
+        return
     options = PromoteOptions(labels=labels, traces=traces, costs=costs, is_forced=force)
     with shown_progress("traces") as progress:
         outcome = run(options, loaded, progress=progress)
@@ -61,6 +75,26 @@ def promote(
     else:
         _show(outcome)
     raise typer.Exit(0 if outcome.is_promoted else 1)
+
+
+def _go_back(config: Config, *, as_json: bool) -> None:
+    """Take the champion's alias away.
+
+    Raises:
+        UserError: nothing ships for the target.
+    """
+    from hvd_ray.shipped import shipped_folder
+    from hvd_ray.tracking.promotion import drop_champion
+
+    if shipped_folder(config.model, "payoff") is None:
+        raise UserError(f"no predictor ships for {config.model}: its champion stays")
+    before = drop_champion(config=config)
+    if as_json:
+        print(json.dumps({"champion": None, "was": None if before is None else before.ref}))
+        return
+    print(f"what ships for {config.model} decides{' already' if before is None else ' again'}")
+    if before is not None:
+        print(f"was champion: {before.ref} (policy.predictor={before.ref})")
 
 
 def _show(outcome: Promotion) -> None:
@@ -74,7 +108,13 @@ def _show(outcome: Promotion) -> None:
         print(f"as tuned ({_words(outcome.tuned)}): {gap_text(outcome.as_tuned.gap.as_json())}")
     verdict = "promoted" if outcome.is_promoted else "not promoted"
     print(f"{verdict}: {outcome.reason}")
-    print(f"{'champion' if outcome.is_promoted else 'challenger'}: {outcome.challenger.ref}")
+    if outcome.is_promoted:
+        print(f"champion: {outcome.challenger.ref}")
+        return
+    print(f"goes on deciding: {outcome.incumbent}")
+    print(f"challenger: {outcome.challenger.ref}")
+    print(f"  try it:  policy.predictor={outcome.challenger.ref}")
+    print("  take it: the same command with --force")
 
 
 def _table(outcome: Promotion) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def show_replay(
         found = {"written": [str(path) for path in written]}
         print(json.dumps(found if written else tree, indent=2, allow_nan=False))
     else:
-        _show(rows, tree["unit"])
+        _show(rows, tree)
         print("".join(f"written: {path}\n" for path in written), end="")
 
 
@@ -110,16 +110,17 @@ def _configured(model: str, reference: str | None) -> Config:
     return load_config(None, given, policies=["hvd_tau", "hvd_cost"])
 
 
-def _show(rows: Sequence[Standing], unit: str) -> None:
+def _show(rows: Sequence[Standing], tree: Mapping[str, Any]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from hvd_ray.bench.report import predictor_line
     from hvd_ray.tuning.standings import OURS
     from hvd_ray.tuning.standings_page import verdict
 
-    title = f"Held-out sessions, replayed {unit}"
+    title = f"Held-out sessions, replayed {tree['unit']}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("workload", overflow="fold", max_width=20)
     for name in ("greedy", OURS, "best other"):
@@ -134,3 +135,4 @@ def _show(rows: Sequence[Standing], unit: str) -> None:
         table.add_row(Text(row.workload), *figures, row.best_rival, *ratios)
     Console().print(table)
     print(verdict(rows))
+    print(predictor_line(tree["provenance"]))

@@ -14,18 +14,19 @@ import typer
 
 from hvd_ray.commands.train_labels import noted, read_labels_dir
 from hvd_ray.errors import UserError
-from hvd_ray.shipped import shipped_folder
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from hvd_ray.commands.train_registration import Registration
     from hvd_ray.config import Config
+    from hvd_ray.payoff.dataset import LabelSet
     from hvd_ray.payoff.quality import QualityRow
     from hvd_ray.payoff.training import TrainedPredictor
     from hvd_ray.payoff.training_settings import TrainConfig, TrainingSettings
-    from hvd_ray.tracking import RegisteredPredictor, Tracker
+    from hvd_ray.tracking import Tracker
 
-EXAMPLE = "Example: `hvd train labels --kind mlp --epochs 20`"
+EXAMPLE = "Example: `hvd train labels --epochs 20 train.batch_size=2048`"
 
 
 def register(app: typer.Typer) -> None:
@@ -44,8 +45,12 @@ def train(
         typer.Argument(metavar="[KEY=VALUE]...", help="E.g. seed=7, train.batch_size=2048."),
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="mlp: the expected accepted length; survival: P(accepted >= k).")
-    ] = "mlp",
+        str,
+        typer.Option(
+            help="survival: P(accepted >= k), which hvd_cost needs; mlp: the expected accepted "
+            "length alone, as in the paper."
+        ),
+    ] = "survival",
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the labels.")] = 20,
     tau: Annotated[
         str | None,
@@ -77,11 +82,12 @@ def train(
 ) -> None:
     """Train a payoff predictor, judge it on held-out sessions and register it.
 
-    The first predictor of a model becomes its champion, which everything uses; later ones are
-    challengers. What `hvd tune` searches can be set here: train.depth, train.width,
-    train.learning_rate, train.batch_size, train.without (feature groups joined by `+`), beside
-    train.members (networks of which the mean is kept), train.dropout and train.weight_decay.
-    Default: as suits the kind.
+    It is registered as a challenger of the model's champion, which everything uses. Where there is
+    none it becomes champion itself; but if a predictor ships for the model, only if it is no worse
+    on the same held-out positions, and these are enough. What `hvd tune` searches can be set here:
+    train.depth, train.width, train.learning_rate, train.batch_size, train.without (feature groups
+    joined by `+`), beside train.members (networks of which the mean is kept), train.dropout and
+    train.weight_decay. Default: as suits the kind.
     """
     from hvd_ray.config import load_config_as
     from hvd_ray.home import file_lock
@@ -110,11 +116,13 @@ def train(
     check_replaceable(folder)
     alone = nullcontext() if out is None else file_lock(out, on_wait=lambda: _refuse_second(folder))
     with alone:
-        answer, rows = _train(labels, loaded, training, folder, wants_registration=not no_register)
+        answer, rows, registration = _train(
+            labels, loaded, training, folder, wants_registration=not no_register
+        )
     if as_json:
         print(json.dumps(answer, allow_nan=False))
     else:
-        _show(answer, rows)
+        _show(answer, rows, registration)
 
 
 def _refuse_second(folder: Path) -> None:
@@ -128,7 +136,7 @@ def _train(
     folder: Path,
     *,
     wants_registration: bool,
-) -> tuple[dict[str, Any], Sequence[QualityRow]]:
+) -> tuple[dict[str, Any], Sequence[QualityRow], Registration | None]:
     """All that the command does, and what it answers."""
     from hvd_ray.payoff.training import train_predictor
     from hvd_ray.provenance import provenance
@@ -153,19 +161,21 @@ def _train(
             trained.predictor.save(folder)
             progress.stage("registering")
             with _still_saved(folder):
-                _log(tracker, trained)
-                version = _registered(tracker, folder, config, is_wanted=wants_registration)
+                _log(tracker, trained, labels)
+                is_registered = wants_registration and tracker.run_id is not None
+                registration = _kept(
+                    tracker, trained, folder, data.test, config, is_registered=is_registered
+                )
     answer = {
         "predictor": str(folder),
-        "registered": None if version is None else version.ref,
-        "alias": None if version is None else version.alias,
+        **(_UNREGISTERED if registration is None else registration.as_json()),
         "run_id": tracker.run_id,
         "training": trained.predictor.card.training,
         "rows": [
             {"workload": r.workload, "judge": r.judge, **r.quality.as_dict()} for r in trained.rows
         ],
     }
-    return answer, trained.rows
+    return answer, trained.rows, registration
 
 
 # -- what it starts from -----------------------------------------------------------------------
@@ -206,8 +216,12 @@ def _folder(kind: str) -> Path:
 # -- what it leaves behind ---------------------------------------------------------------------
 
 
-def _log(tracker: Tracker, trained: TrainedPredictor) -> None:
-    tracker.log_params(trained.predictor.card.training)
+_UNREGISTERED = {"registered": None, "alias": None, "beside_shipped": None}
+
+
+def _log(tracker: Tracker, trained: TrainedPredictor, labels: Path) -> None:
+    about = {"labels": str(labels.absolute())}  # where `hvd promote` finds them again
+    tracker.log_params({**trained.predictor.card.training, **about})
     for row in trained.rows:
         figures = row.quality.as_dict().items()
         tracker.log_metrics(
@@ -215,15 +229,21 @@ def _log(tracker: Tracker, trained: TrainedPredictor) -> None:
         )
 
 
-def _registered(
-    tracker: Tracker, folder: Path, config: Config, *, is_wanted: bool
-) -> RegisteredPredictor | None:
-    from hvd_ray.tracking import register_predictor
+def _kept(
+    tracker: Tracker,
+    trained: TrainedPredictor,
+    folder: Path,
+    held_out: LabelSet,
+    config: Config,
+    *,
+    is_registered: bool,
+) -> Registration | None:
+    from hvd_ray.commands.train_registration import register_trained
 
-    if tracker.run_id is None or not is_wanted:
+    if not is_registered:
         tracker.log_artifacts(folder, "predictor")
         return None
-    return register_predictor(tracker, folder, config=config)
+    return register_trained(tracker, trained.predictor, folder, held_out=held_out, config=config)
 
 
 @contextmanager
@@ -286,26 +306,15 @@ def _shown_epochs(num_epochs: int) -> Iterator[_Epochs]:
         yield _Epochs(bars, num_epochs)
 
 
-def _show(answer: Mapping[str, Any], rows: Sequence[QualityRow]) -> None:
+def _show(
+    answer: Mapping[str, Any], rows: Sequence[QualityRow], registration: Registration | None
+) -> None:
     from rich.console import Console
 
     Console().print(_table(answer["training"], rows))
     print(f"predictor: {answer['predictor']}")
-    if answer["registered"] is not None:
-        print(f"registered: {answer['registered']} as {answer['alias']}")
-    for note in _consequences(answer):
-        print(note)
-
-
-def _consequences(answer: Mapping[str, Any]) -> Iterator[str]:
-    """What a new predictor changes that its user may not expect."""
-    model = str(answer["training"]["provenance"]["config"]["model"])
-    if answer["alias"] == "champion":
-        shipped = shipped_folder(model, "payoff")
-        instead = "" if shipped is None else f" instead of the shipped one ({shipped})"
-        yield f"it decides from now on{instead}; policy.predictor=FOLDER names another"
-    if answer["training"]["kind"] == "mlp" and answer["alias"] is not None:
-        yield "it gives no survival curve, which hvd_cost needs: --kind survival makes one"
+    if registration is not None:
+        print("\n".join(registration.lines()))
 
 
 def _table(training: Mapping[str, Any], rows: Sequence[QualityRow]) -> Any:

@@ -71,8 +71,10 @@ def _unnamed(folder: Path, config: Config) -> str:
     """What a predictor is called that the configuration does not name."""
     from hvd_ray.shipped import shipped_folder
 
-    is_shipped = folder == shipped_folder(config.model, "payoff")
-    return f"shipped for {config.model}" if is_shipped else f"champion {folder.name}"
+    if folder == shipped_folder(config.model, "payoff"):
+        return f"shipped for {config.model}"
+    name, version, _ = folder.name.rsplit("-", 2)  # as the registry's download is called
+    return f"champion models:/{name}/{version}"
 
 
 def feature_extractor(

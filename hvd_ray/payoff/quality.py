@@ -111,6 +111,16 @@ def judged(predictor: PayoffPredictor, labels: LabelSet, *, tau: float) -> tuple
     return tuple(rows)
 
 
+def average_precision(predictor: PayoffPredictor, labels: LabelSet) -> float | None:
+    """How well it tells high payoffs from others: by their chance where it gives one, else by the
+    expected length. None where no payoff is high."""
+    payoff = predictor.predict(labels.features_NF)
+    estimate_N = payoff.expected_B
+    if payoff.survival_BK is not None and payoff.survival_BK.shape[1] >= HIGH_PAYOFF:
+        estimate_N = payoff.survival_BK[:, HIGH_PAYOFF - 1]
+    return _average_precision(estimate_N, labels.accepted_N >= HIGH_PAYOFF)
+
+
 def calibration_error(prob_N: Float32Array, is_true_N: NDArray[np.bool_]) -> float | None:
     """Expected calibration error: mean |share true - mean probability| over bins, by their size."""
     if len(prob_N) == 0:

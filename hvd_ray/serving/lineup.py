@@ -54,6 +54,17 @@ def resolve_configured(config: Config) -> Path:
     return resolve_predictor(config=config)
 
 
+def is_vacant_there(config: Config) -> bool:
+    """Whether the configured registry is there and calls no predictor of the target champion.
+
+    Raises:
+        UserError: it cannot be used.
+    """
+    from hvd_ray.tracking.promotion import is_vacant
+
+    return is_vacant(config=config)
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What stays for a replica's life: the target, the drafters and what they remember."""
@@ -71,6 +82,8 @@ class Stage:
     sources: Sources = field(default_factory=Sources)
     resolve: Callable[[Config], Path] = resolve_configured
     """Where the predictor of a configuration lies now."""
+    is_vacant: Callable[[Config], bool] = is_vacant_there
+    """Whether the champion's alias was taken away, which an absent registry cannot tell."""
 
     def with_policy(self, policy: PolicyConfig) -> Config:
         return self.config.model_copy(update={"policy": policy})

@@ -265,7 +265,7 @@ class Replica:
                 if folder == self._predictor:
                     self._forgive()
                     return False
-                self._check_found(folder)
+                await asyncio.to_thread(self._check_found, folder)
                 await self._line_up(self._hot)
             except UserError as error:
                 self.refuse(error)
@@ -275,13 +275,16 @@ class Replica:
             return True
 
     def _check_found(self, folder: Path | None) -> None:
-        """A registry that is gone looks like one that never had a champion.
+        """A registry that is gone looks like one that never had a champion; one that is there
+        and has none any more was told so (`hvd promote --shipped`).
 
         Raises:
             UserError: one served until now, and none is to be found.
         """
         shipped = shipped_folder(self._stage.config.model, "payoff")
-        if self._predictor is not None and folder in (None, shipped):
+        if self._predictor is None or folder not in (None, shipped):
+            return
+        if folder is None or not self._stage.is_vacant(self._stage.config):
             raise UserError("the registry gives no champion any more, or cannot be reached")
 
     def _forgive(self) -> None:

@@ -65,6 +65,38 @@ def make_champion(
     return RegisteredPredictor(version.name, version.version, CHAMPION)
 
 
+def drop_champion(*, config: Config) -> RegisteredPredictor | None:
+    """Take the champion's alias away, so that what ships decides again; its version stays.
+
+    Returns:
+        Who held it, or None.
+    """
+    champion = find_alias(CHAMPION, config=config)
+    if champion is not None:
+        store = open_store(tracking_uri(config))
+        with store.readable_errors(), file_lock(tracking_dir() / "registry"):
+            store.client.delete_registered_model_alias(champion.name, CHAMPION)
+    return champion
+
+
+def is_vacant(*, config: Config) -> bool:
+    """Whether the registry knows predictors of the target and calls none of them champion.
+
+    A store that is gone, or an empty one in its place, knows none.
+
+    Raises:
+        UserError: the store cannot be used.
+    """
+    uri, name = tracking_uri(config), registered_name(config.model)
+    database = sqlite_path(uri)
+    if uri == OFF or (database is not None and not database.exists()):
+        return False
+    store = open_store(uri)
+    with store.readable_errors():
+        is_known = bool(store.client.search_model_versions(f"name = '{name}'"))
+        return is_known and CHAMPION not in _aliases(store, name)
+
+
 def _aliases(store: Store, name: str) -> dict[str, str]:
     from mlflow.exceptions import MlflowException
 

@@ -1,5 +1,6 @@
 """Payoff predictors in the model registry: `hvd-payoff-TARGET`, with a champion and challengers.
 
+Without a champion decides what ships for the target, if anything does.
 A version is the predictor's plain folder (safetensors and JSON) as an artifact of the run that made
 it; nothing is pickled.
 """
@@ -52,7 +53,12 @@ def registered_name(model: str) -> str:
 
 
 def register_predictor(
-    tracker: Tracker, folder: Path, *, config: Config, alias: str | None = None
+    tracker: Tracker,
+    folder: Path,
+    *,
+    config: Config,
+    alias: str | None = None,
+    replaces_shipped: bool = False,
 ) -> RegisteredPredictor:
     """Keep a predictor's folder as an artifact of the run and as a new version in the registry.
 
@@ -60,8 +66,10 @@ def register_predictor(
         tracker: the run that made it.
         folder: as written by the predictor's `save`.
         config: names the target.
-        alias: `champion` or `challenger`; by default the first version becomes the champion and
-            later ones challengers.
+        alias: `champion` or `challenger`; by default a version challenges the champion or, as
+            long as there is none, what ships for the target. Where nothing ships it becomes the
+            champion.
+        replaces_shipped: become the champion, if there is none, whatever ships.
 
     Raises:
         UserError: tracking is off, or the store cannot be used.
@@ -74,7 +82,9 @@ def register_predictor(
         aliases = _registered_aliases(store, name)
         version = str(_version_of_run(store, name, tracker.run_id))
         held = next((each for each, holder in aliases.items() if holder == version), None)
-        alias = held or alias or (CHALLENGER if CHAMPION in aliases else CHAMPION)
+        is_free = replaces_shipped or shipped_folder(config.model, "payoff") is None
+        usual = CHAMPION if is_free and CHAMPION not in aliases else CHALLENGER
+        alias = held or alias or usual
         store.client.set_registered_model_alias(name, alias, version)
     return RegisteredPredictor(name, version, alias)
 

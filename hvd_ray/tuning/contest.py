@@ -35,6 +35,12 @@ class Gap:
         """The whole interval lies above 1."""
         return not self.estimate.is_degenerate and self.estimate.low > 1
 
+    @property
+    def is_worse(self) -> bool:
+        """The whole interval lies below 1; without an interval, the ratio."""
+        estimate = self.estimate
+        return (estimate.ratio if estimate.is_degenerate else estimate.high) < 1
+
     def as_json(self) -> dict[str, Any]:
         estimate = self.estimate
         interval = None if estimate.is_degenerate else [estimate.low, estimate.high]

@@ -1,4 +1,7 @@
-"""`hvd promote`: the challenger against the champion on test sessions, and the alias if it wins."""
+"""`hvd promote`: the challenger against the champion on test sessions, and the alias if it wins.
+
+As long as there is no champion, what ships for the target stands in its place.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,8 @@ def promote(options: PromoteOptions, config: Config, *, progress: RunProgress) -
     """Compare on held-out test sessions, and move the champion's alias if the challenger wins.
 
     It wins if the whole 95 % interval of its speed over the champion's lies above 1 (a paired
-    bootstrap over sessions), or where there is nothing to compare with.
+    bootstrap over sessions); where it alone has a survival curve, if it is not shown to be slower;
+    and where there is nothing to compare with.
 
     Raises:
         UserError: there is no challenger, or nothing to compare on.
@@ -91,8 +95,11 @@ def promote(options: PromoteOptions, config: Config, *, progress: RunProgress) -
     outcome = Promotion(challenger, incumbent, True, "there was no champion", _configured(config))
     if folder is not None:
         noted = run_params(challenger, config=config)
-        match = _Match.load(_completed(options, noted), challenger, folder, config, progress)
-        outcome = match.judged(outcome)
+        if options.is_forced and _lacking(options, noted):
+            outcome = replace(outcome, is_promoted=False, reason="nothing was compared")
+        else:
+            match = _Match.load(_completed(options, noted), challenger, folder, config, progress)
+            outcome = match.judged(outcome)
     if not outcome.is_promoted and options.is_forced:
         outcome = replace(outcome, is_promoted=True, reason=f"{FORCED}, though {outcome.reason}")
     if outcome.is_promoted:
@@ -146,13 +153,11 @@ class _Match:
         """The outcome with its rows and its verdict."""
         incumbent = self._configured(self.incumbent)
         rows = self._contest(self._configured(self.challenger), incumbent)
-        is_able = self._can_decide(self.challenger) and not self._loses_curve()
+        is_promoted, reason = self._verdict(rows[0].gap)
         outcome = replace(
             outcome,
-            is_promoted=is_able and rows[0].gap.is_better,
-            reason=_verdict(rows[0].gap)
-            if is_able
-            else "hvd_cost needs a survival curve, and it has none",
+            is_promoted=is_promoted,
+            reason=reason,
             unit=self.pricing.unit,
             rows=tuple(rows),
             notes=tuple(
@@ -177,10 +182,16 @@ class _Match:
         name = self.config.policy.name if self._can_decide(predictor) else TAU_POLICY
         return build_policy(name, self.config, self._parts(predictor))
 
-    def _loses_curve(self) -> bool:
-        """Whether `hvd_cost`, which the champion can serve, could not be served any more."""
-        before, after = (self._parts(each) for each in (self.incumbent, self.challenger))
-        return before.has(Need.SURVIVAL) and not after.has(Need.SURVIVAL)
+    def _verdict(self, gap: Gap) -> tuple[bool, str]:
+        """Whether the challenger wins, and why; `hvd_cost` must not get lost by it."""
+        before, after = (
+            self._parts(each).has(Need.SURVIVAL) for each in (self.incumbent, self.challenger)
+        )
+        if not self._can_decide(self.challenger) or (before and not after):
+            return False, "hvd_cost needs a survival curve, and it has none"
+        if after and not before and not gap.is_better and not gap.is_worse:
+            return True, "it is not slower, and gives the survival curve that hvd_cost needs"
+        return gap.is_better, _words(gap)
 
     def _can_decide(self, predictor: MlpPredictor) -> bool:
         """Whether the configured policy can ask this predictor."""
@@ -212,7 +223,7 @@ def _incumbent(config: Config) -> tuple[str | None, Path | None]:
         folder = resolve_predictor(config=config)
     except UserError:
         return None, None
-    return config.policy.predictor or f"shipped with hvd: {folder.name}", folder
+    return config.policy.predictor or f"shipped for {config.model}", folder
 
 
 def _configured(config: Config) -> dict[str, Any]:
@@ -223,7 +234,7 @@ def _configured(config: Config) -> dict[str, Any]:
     return {"policy": name, "tau": config.policy.tau} if name == TAU_POLICY else {"policy": name}
 
 
-def _verdict(gap: Gap) -> str:
+def _words(gap: Gap) -> str:
     if gap.is_better:
         return "the whole interval lies above 1"
     if gap.estimate.is_degenerate:
@@ -245,19 +256,23 @@ def _decision(settings: TrialSettings) -> dict[str, Any]:
 
 def _completed(options: PromoteOptions, params: Mapping[str, str]) -> PromoteOptions:
     """The options with what the challenger's run was told filled in."""
-    found: dict[str, Path] = {}
-    for name in ("labels", "traces"):
-        given: Path | None = getattr(options, name)
-        if given is None and name not in params:
-            raise UserError(
-                "the challenger's run does not say which traces it learnt from: give --labels "
-                "LABELS_DIR and --traces TRACES_DIR"
-            )
-        found[name] = Path(params[name]) if given is None else given
+    if lacking := _lacking(options, params):
+        flags = " and ".join(f"--{name} {name.upper()}_DIR" for name in lacking)
+        raise UserError(
+            f"the challenger's run does not say where its {' and '.join(lacking)} are: give {flags}"
+        )
+    labels = options.labels or Path(params["labels"])
+    traces = options.traces or Path(params["traces"])
     noted = params.get("costs")
     is_usable = noted == PASS or (noted is not None and Path(noted).is_file())
     costs = options.costs or (noted if is_usable else None)
-    return replace(options, labels=found["labels"], traces=found["traces"], costs=costs)
+    return replace(options, labels=labels, traces=traces, costs=costs)
+
+
+def _lacking(options: PromoteOptions, params: Mapping[str, str]) -> list[str]:
+    """What neither was given nor stands in the challenger's run."""
+    named = {"labels": options.labels, "traces": options.traces}
+    return [name for name, given in named.items() if given is None and name not in params]
 
 
 def _about(outcome: Promotion) -> dict[str, Any]:

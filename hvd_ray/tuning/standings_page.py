@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvd_ray.bench.report import markdown_table
+from hvd_ray.bench.report import markdown_table, predictor_line
 from hvd_ray.home import atomic_path
 from hvd_ray.pages.document import Markup, document, paragraph, section, table
 from hvd_ray.payoff.features import HIGH_PAYOFF
@@ -39,9 +39,11 @@ def standings_json(
     }
 
 
-def standings_markdown(rows: Sequence[Standing], *, unit: str) -> str:
+def standings_markdown(rows: Sequence[Standing], *, unit: str, who: str = "") -> str:
+    """`who`: the line that names the predictor."""
     head, body = _grid(rows)
-    return "\n\n".join([f"# {TITLE}", _caption(unit), markdown_table(head, body), verdict(rows)])
+    parts = [f"# {TITLE}", _caption(unit), markdown_table(head, body), verdict(rows), who]
+    return "\n\n".join(part for part in parts if part)
 
 
 def verdict(rows: Sequence[Standing]) -> str:
@@ -61,11 +63,11 @@ def write_standings(
     out: Path, rows: Sequence[Standing], bins: Sequence[ReliabilityBin], tree: Mapping[str, Any]
 ) -> list[Path]:
     """Write `replay.json`, `replay.md`, `replay.html` and the diagram; what was written."""
-    unit = str(tree["unit"])
+    unit, who = str(tree["unit"]), predictor_line(tree["provenance"])
     texts = {
         "replay.json": json.dumps(tree, indent=2, allow_nan=False),
-        "replay.md": standings_markdown(rows, unit=unit),
-        "replay.html": _page(rows, bins, unit),
+        "replay.md": standings_markdown(rows, unit=unit, who=who),
+        "replay.html": _page(rows, bins, unit, who),
     }
     for name, text in texts.items():
         with atomic_path(out / name) as draft:
@@ -77,14 +79,14 @@ def write_standings(
     return written
 
 
-def _page(rows: Sequence[Standing], bins: Sequence[ReliabilityBin], unit: str) -> str:
+def _page(rows: Sequence[Standing], bins: Sequence[ReliabilityBin], unit: str, who: str) -> str:
     from hvd_ray.pages.plots import inline_svg, new_figure
 
     head, body = _grid(rows)
     standing = section(
         "Speeds",
         table(head, body, marked=EVERYTHING),
-        paragraph(verdict(rows)),
+        *map(paragraph, [verdict(rows), *([who] if who else [])]),
         caption=_caption(unit),
     )
     if not bins:

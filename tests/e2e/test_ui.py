@@ -79,7 +79,7 @@ def test_pages_registry_and_a_clean_end(
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "predictor.json").write_text('"ours"')
     with tracked(config, run_name="train") as tracker:
-        register_predictor(tracker, tmp_path / "p", config=config)
+        register_predictor(tracker, tmp_path / "p", config=config, alias="champion")
     assert (resolve_predictor(config=config) / "predictor.json").read_text() == '"ours"'
 
     (server,) = children_of(served.pid)

@@ -26,6 +26,7 @@ from hvd_ray.tracking import (
     tracked,
     tracking_uri,
 )
+from hvd_ray.tracking.promotion import drop_champion, is_vacant
 from hvd_ray.tracking.runs import MlflowTracker, flattened
 
 
@@ -270,10 +271,29 @@ def test_without_a_champion_the_shipped_predictor_is_taken(tmp_path: Path, hvd_h
     assert resolve_predictor(config=Config()) == shipped
     assert not hvd_home.exists()
     version = registered(a_predictor(tmp_path / "own", '"own"'), Config())
-    assert (resolve_predictor(config=Config()) / "predictor.json").read_text() == '"own"'
-    assert version.alias == CHAMPION
+    assert version.alias == CHALLENGER, "of what ships"
+    assert resolve_predictor(config=Config()) == shipped
+    assert is_vacant(config=Config())
+    better = registered(a_predictor(tmp_path / "b", '"b"'), Config(), replaces_shipped=True)
+    assert better.alias == CHAMPION
+    assert (resolve_predictor(config=Config()) / "predictor.json").read_text() == '"b"'
+    assert not is_vacant(config=Config())
+    third = registered(a_predictor(tmp_path / "c", '"c"'), Config(), replaces_shipped=True)
+    assert third.alias == CHALLENGER, "of the champion"
     with pytest.raises(UserError, match="no payoff predictor"):
         resolve_predictor(f"models:/{version.name}@nobody", config=Config())
+
+
+def test_without_its_champion_what_ships_decides_again(tmp_path: Path, hvd_home: Path) -> None:
+    assert drop_champion(config=Config()) is None
+    assert not is_vacant(config=Config()), "there is no registry that could say so"
+    assert not hvd_home.exists()
+    version = registered(a_predictor(tmp_path / "own"), Config(), alias=CHAMPION)
+    assert drop_champion(config=Config()) == version
+    assert resolve_predictor(config=Config()) == shipped_folder("smollm2-135m", "payoff")
+    assert is_vacant(config=Config())
+    assert not is_vacant(config=Config(model="another"))
+    assert resolve_predictor(version.ref, config=Config()).is_dir(), "the version stays"
 
 
 def test_a_registered_model_that_is_no_predictor_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from hvd_ray.bench.page import write_bench_page
 from hvd_ray.bench.plots import plot_speedups
 from hvd_ray.bench.report import (
     BEGIN,
@@ -187,6 +188,21 @@ def test_the_terminal_table_fits_80_columns_and_cuts_nothing(result):
 def test_a_workload_named_like_markup_is_shown_as_it_is(result):
     rows = (_row("greedy", workload="[bold]x[/bold]"), _row("suffix", workload="[bold]x[/bold]"))
     assert "[bold]x[/bold]" in _printed(replace(result, rows=rows, aggregate=rows))
+
+
+def test_the_predictor_is_named_wherever_the_result_is_shown(result, tmp_path):
+    assert "Predictor" not in _printed(result) + markdown_report([result])
+    about = {"predictor_sha256": "0123456789abcdef" * 4}
+    for reference, shown in (
+        ("champion models:/hvd-payoff-smollm2-135m/12",) * 2,
+        ("/home/me/runs/demo/predictor", "demo/predictor"),
+    ):
+        known = replace(result, provenance={**result.provenance, **about, "predictor": reference})
+        line = f"Predictor: {shown} (sha256 0123456789ab)."
+        assert line in _printed(known).splitlines()
+        assert line in markdown_report([known]).splitlines()
+        write_bench_page(tmp_path / "page.html", [known])
+        assert line in (tmp_path / "page.html").read_text()
 
 
 # -- files -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hvd_ray.bench import vllm_engines, vllm_run
 from hvd_ray.bench.cells import workload_rows
 from hvd_ray.bench.engine_process import Answer
 from hvd_ray.bench.plan import Plan, Question, choose_arms
-from hvd_ray.bench.vllm_engines import Wave, engine_arguments
+from hvd_ray.bench.vllm_engines import Wave, engine_arguments, predictor_facts
 from hvd_ray.bench.vllm_run import Load, measure_in_vllm, run_loads
 from hvd_ray.bench.workloads import Prompt
 from hvd_ray.config import Config, load_config
@@ -164,6 +164,17 @@ def test_each_system_has_its_arguments(tmp_path: Path, monkeypatch: pytest.Monke
     section = made["hvd_cost"]["additional_config"]["hvd"]
     assert (section["policy"], section["payoff"]) == ("cost", "own")
     assert {arguments["max_num_seqs"] for arguments in made.values()} == {8}
+
+
+def test_the_result_names_the_predictor_that_the_engines_were_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = load_config(None, ["tracking.uri=none"])
+    assert predictor_facts({"greedy", "eagle3", "rule_match"}, config) == {}
+    found = predictor_facts({"greedy", "hvd_cost"}, config)
+    assert found["predictor"] == "shipped for smollm2-135m"
+    monkeypatch.setattr(vllm_engines, "_predictor", lambda _: "own")
+    assert predictor_facts({"hvd_tau"}, config) == {"predictor": "the cache's own estimate"}
 
 
 def engines_of(**answers: Answer) -> dict[str, FakeEngine]:

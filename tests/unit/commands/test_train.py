@@ -1,6 +1,7 @@
 """`hvd train`: what it prints, writes and registers, and one line for every mistake."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hvd_ray.cli import main
 from hvd_ray.config import Config
 from hvd_ray.home import file_lock
 from hvd_ray.payoff.predictor import MlpPredictor
+from hvd_ray.shipped import shipped_folder
 from hvd_ray.tracking import resolve_predictor
 from tests.unit.payoff.label_tables import label_table, write_labels
 
@@ -53,17 +55,16 @@ def test_it_trains_registers_and_answers_in_json(
     labels: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "mine"
-    assert hvd("train", labels, *QUICK, "--json", "--out", out, "--tau", "4", "seed=7") == 0
+    asked = ("--json", "--out", out, "--tau", "4", "seed=7", "model=toy")
+    assert hvd("train", labels, *QUICK, *asked) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["predictor"] == str(out)
-    assert (answer["registered"], answer["alias"]) == (
-        "models:/hvd-payoff-smollm2-135m/1",
-        "champion",
-    )
+    assert (answer["registered"], answer["alias"]) == ("models:/hvd-payoff-toy/1", "champion")
+    assert answer["beside_shipped"] is None, "nothing ships for it"
     assert answer["training"]["seed"] == 7
     assert {row["workload"] for row in answer["rows"]} == {"all", "chat", "tools"}
-    assert all(row["tau"] == 4 for row in answer["rows"])
-    champion = MlpPredictor.load(resolve_predictor(config=Config()))
+    assert {row["tau"] for row in answer["rows"]} == {4, 0.5}, "a chance is called at a half"
+    champion = MlpPredictor.load(resolve_predictor(config=Config(model="toy")))
     assert np.array_equal(champion.network.params, MlpPredictor.load(out).network.params)
     assert champion.card.training["provenance"]["seed"] == 7
 
@@ -232,15 +233,53 @@ def test_labels_that_cannot_teach_are_refused(
     assert says in refused(capsys, folder)
 
 
-def test_it_says_what_a_first_predictor_changes(
+def test_a_first_predictor_that_is_not_known_to_be_as_good_only_challenges_what_ships(
     labels: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    shipped = shipped_folder("smollm2-135m", "payoff")
     assert hvd("train", labels, *QUICK, "--kind", "mlp") == 0
     said = capsys.readouterr().out
-    assert "it decides from now on instead of the shipped one (" in said
-    assert "which hvd_cost needs: --kind survival" in said
-    assert hvd("train", labels, *QUICK, "--kind", "survival") == 0
-    assert "from now on" not in capsys.readouterr().out, "a challenger changes nothing"
+    assert "registered: models:/hvd-payoff-smollm2-135m/1 as challenger" in said
+    assert re.search(r"shipped predictor goes on deciding: average precision 0\.\d+ against", said)
+    assert "it gives no survival curve, which hvd_cost needs" in said
+    assert "a verdict takes 1,000 held-out positions" in said
+    assert "hvd promote --traces TRACES_DIR" in said
+    assert "policy.predictor=models:/hvd-payoff-smollm2-135m@challenger" in said
+    assert "hvd promote --force" in said
+    assert resolve_predictor(config=Config()) == shipped
+    assert hvd("promote") == 2
+    assert "give --traces TRACES_DIR" in capsys.readouterr().err, "the labels are known"
+
+    assert hvd("promote", "--force") == 0
+    assert "promoted: forced, though nothing was compared" in capsys.readouterr().out
+    assert resolve_predictor(config=Config()) != shipped
+    assert hvd("train", labels, *QUICK) == 0
+    said = capsys.readouterr().out
+    assert "as challenger\nthe champion goes on deciding\n" in said
+    assert "no survival curve" not in said, "survival is the usual kind"
+
+    assert hvd("promote", "--shipped") == 0
+    assert "was champion: models:/hvd-payoff-smollm2-135m/1 (" in capsys.readouterr().out
+    assert resolve_predictor(config=Config()) == shipped
+    assert hvd("promote", "--shipped", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"champion": None, "was": None}
+    assert hvd("promote", "--shipped", "--force") == 2
+    assert hvd("promote", "--shipped", "model=toy") == 2
+    assert "no predictor ships for toy" in capsys.readouterr().err
+
+
+def test_a_first_predictor_that_is_better_than_what_ships_decides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The payoffs of these labels are made up: the shipped one cannot know their rule."""
+    many = write_labels(tmp_path / "labels", label_table(4500))
+    assert hvd("train", many, "--epochs", "5", "--out", tmp_path / "p") == 0
+    said = capsys.readouterr().out
+    assert "registered: models:/hvd-payoff-smollm2-135m/1 as champion" in said
+    assert "it decides from now on: average precision 0." in said
+    assert "undo:    hvd promote --shipped" in said
+    champion = MlpPredictor.load(resolve_predictor(config=Config()))
+    assert np.array_equal(champion.network.params, MlpPredictor.load(tmp_path / "p").network.params)
 
 
 def test_labels_that_are_not_all_there_are_refused(
@@ -288,4 +327,4 @@ def test_a_store_that_fails_in_the_end_does_not_hide_the_predictor(
     monkeypatch.setattr(tracking, "register_predictor", fail)
     line = refused(capsys, labels, *QUICK, "--out", tmp_path / "p")
     assert line.endswith(f"the store is gone; the predictor itself is saved: {tmp_path / 'p'}")
-    assert MlpPredictor.load(tmp_path / "p").card.kind == "mlp"
+    assert MlpPredictor.load(tmp_path / "p").card.kind == "survival"

@@ -36,13 +36,14 @@ def make_replica(
     sources: Sources = NO_SOURCES,
     resolve: Callable[[Config], Path] = _nothing,
     codec: ToyCodec | None = None,
+    is_vacant: Callable[[Config], bool] = lambda _: False,
     checks: Mapping[Any, Check] | None = None,
 ) -> Replica:
     """A replica of a toy; end it."""
     engine = engine or ToyEngine()
     codec = codec or ToyCodec()
     stage = set_stage(ServeConfig(), engine=engine, codec=codec, sources=sources, resolve=resolve)
-    stage = replace(stage, checks=checks or {})
+    stage = replace(stage, checks=checks or {}, is_vacant=is_vacant)
     return Replica(stage, name=MODEL, root="/toys/toy", hot=hot_settings(hot or {}))
 
 

@@ -362,6 +362,25 @@ def test_a_registry_that_is_gone_changes_nothing(is_named: bool) -> None:
     replica.end()
 
 
+def test_a_champion_that_was_taken_away_gives_way_to_what_ships() -> None:
+    """The registry is there and says so, unlike one that is gone."""
+    registry = Registry()
+    registry.champion = "v1"
+    sources = Sources(payoff=registry.find, costs=lambda _: COSTS, head=NO_SOURCES.head)
+    replica = make_replica({}, sources=sources, resolve=registry.resolve, is_vacant=lambda _: True)
+
+    async def run() -> None:
+        registry.champion = None
+        assert not await replica.refresh(), "and nothing ships"
+        registry.champion = str(shipped_folder("smollm2-135m", "payoff"))
+        assert await replica.refresh()
+        state = await replica.state()
+        assert (state.predictor, state.refused) == ("champion payoff", None)
+
+    asyncio.run(run())
+    replica.end()
+
+
 def test_a_poll_that_breaks_is_not_the_last() -> None:
     answers: Iterator[Any] = iter([Path("v1"), OSError("disk full"), Path("v2")])
 

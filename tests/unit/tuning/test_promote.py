@@ -15,7 +15,13 @@ from hvd_ray.payoff.cost_file import CostFile, CostKey, write_costs
 from hvd_ray.payoff.features import NUM_FEATURES
 from hvd_ray.payoff.network import Network
 from hvd_ray.payoff.predictor import MlpPredictor, PredictorCard
-from hvd_ray.tracking import RegisteredPredictor, register_predictor, resolve_predictor, tracked
+from hvd_ray.tracking import (
+    RegisteredPredictor,
+    register_predictor,
+    registry,
+    resolve_predictor,
+    tracked,
+)
 from hvd_ray.tracking.promotion import find_alias
 from hvd_ray.tracking.store import open_store
 from hvd_ray.tuning import promote as module
@@ -231,6 +237,43 @@ def test_a_curve_is_not_lost_by_a_promotion(
     assert "needs a survival curve" in outcome.reason
 
 
+def test_a_curve_takes_over_from_a_champion_without_one(
+    config: Config, register: Register, options: PromoteOptions
+) -> None:
+    """Unless it is shown to be slower, so that nobody is left without `hvd_cost`."""
+    register(constant(ALWAYS), "champion")
+    register(constant(-1000.0, num_outputs=64), "challenger")
+    assert not promote(options, config, progress=Silent()).is_promoted
+    register(constant(ALWAYS, num_outputs=64), "challenger")
+    outcome = promote(options, config, progress=Silent())
+    assert (outcome.is_promoted, outcome.reason) == (
+        True,
+        "it is not slower, and gives the survival curve that hvd_cost needs",
+    )
+    register(constant(ALWAYS, num_outputs=64), "challenger")
+    assert not promote(options, config, progress=Silent()).is_promoted, "both have one now"
+
+
+def test_what_ships_is_to_be_beaten_where_there_is_no_champion(
+    config: Config, register: Register, options: PromoteOptions, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    constant(ALWAYS).save(tmp_path / "shipped")
+    monkeypatch.setattr(registry, "shipped_folder", lambda *_: tmp_path / "shipped")
+    register(constant(NEVER), "challenger")
+    outcome = promote(options, config, progress=Silent())
+    assert (outcome.is_promoted, outcome.incumbent) == (False, f"shipped for {config.model}")
+    assert aliases(config) == {"champion": None, "challenger": "1"}
+
+
+def test_by_force_nothing_need_be_compared(config: Config, register: Register) -> None:
+    register(constant(ALWAYS), "champion")
+    register(constant(NEVER), "challenger")
+    outcome = promote(PromoteOptions(is_forced=True), config, progress=Silent())
+    assert (outcome.is_promoted, outcome.reason) == (True, "forced, though nothing was compared")
+    assert aliases(config) == {"champion": "2", "challenger": None}
+
+
 def test_a_policy_that_asks_no_predictor_is_refused(config: Config, register: Register) -> None:
     policy = config.policy.model_copy(update={"name": "suffix"})
     register(constant(NEVER), "challenger")
@@ -256,6 +299,8 @@ def test_the_command_s_exit_codes(
     assert ended.value.code == 1
     shown = capsys.readouterr().out
     assert "not promoted" in shown
+    assert "goes on deciding: models:/" in shown
+    assert "take it: the same command with --force" in shown
     assert max(map(len, shown.splitlines())) <= 80
     with pytest.raises(SystemExit) as ended:
         main([*words, "--force", "--json"])

@@ -107,11 +107,12 @@ def test_the_reliability_bins_hold_every_long_draft(
 
 def test_what_is_written_says_where_it_falls_short(rows: list[Standing], tmp_path: Path) -> None:
     bins = (ReliabilityBin(30, 0.1, 0.2), ReliabilityBin(10, 0.9, 0.8))
-    tree = standings_json(rows, bins, unit="tokens/s", about={"labels": "l"})
+    tree = standings_json(rows, bins, unit="tokens/s", about={"predictor": "shipped for m"})
     written = write_standings(tmp_path, rows, bins, tree)
     names = {"replay.json", "replay.md", "replay.html", "reliability.png"}
     assert {path.name for path in written} == names
-    text = standings_markdown(rows, unit="tokens/s")
+    text = standings_markdown(rows, unit="tokens/s", who="Predictor: shipped for m.")
+    assert text.endswith("\n\nPredictor: shipped for m.")
     assert (tmp_path / "replay.md").read_text() == text + "\n"
     for row in rows:
         assert f"| {row.workload}" in text
@@ -123,6 +124,7 @@ def test_what_is_written_says_where_it_falls_short(rows: list[Standing], tmp_pat
     page = (tmp_path / "replay.html").read_text()
     assert page.count("<svg") == 1
     assert "hvd_cost" in page
+    assert "Predictor: shipped for m." in page
     write_standings(tmp_path / "none", rows, (), tree)
     assert not (tmp_path / "none" / "reliability.png").exists()
 
