@@ -12,7 +12,7 @@ from hvd_ray.text import TextCodec
 if TYPE_CHECKING:
     from hvd_ray.payoff.features import FeatureExtractor
     from hvd_ray.payoff.policy import PayoffEstimator
-    from hvd_ray.payoff.predictor import MlpPredictor
+    from hvd_ray.payoff.predictor import MlpPredictor, PredictorCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,22 @@ def find_payoff(config: Config) -> PayoffSource:
     sha = tokenizer_sha(model.path_or_id) if model.is_local else None
     predictor = MlpPredictor.load(folder, tokenizer_sha=sha)
     return PayoffSource(predictor, config.policy.predictor or _unnamed(folder, config), sha)
+
+
+def find_card(config: Config) -> PredictorCard:
+    """The card of the predictor that `find_payoff` would find; loads no compiled code.
+
+    Raises:
+        UserError: as `find_payoff`, but for damaged weights.
+    """
+    from hvd_ray.fetch import resolve_model, tokenizer_sha
+    from hvd_ray.payoff.predictor import read_fitting_card
+    from hvd_ray.tracking import resolve_predictor
+
+    folder = resolve_predictor(config=config)
+    model = resolve_model(config.model)
+    sha = tokenizer_sha(model.path_or_id) if model.is_local else None
+    return read_fitting_card(folder, tokenizer_sha=sha)
 
 
 def _unnamed(folder: Path, config: Config) -> str:

@@ -146,17 +146,27 @@ class MlpPredictor:
             UserError: no predictor there, a damaged one, or one trained on other features or for
                 another tokenizer; one line that says what to type.
         """
-        card = read_card(folder)
-        _check_features(card, folder)
-        if tokenizer_sha and card.tokenizer_sha and tokenizer_sha != card.tokenizer_sha:
-            raise UserError(
-                f"predictor {folder}: trained for another tokenizer (of {card.model or 'unknown'});"
-                f" {TRAIN_AGAIN}"
-            )
+        card = read_fitting_card(folder, tokenizer_sha=tokenizer_sha)
         try:
             return cls(Network.from_tensors(_read_weights(folder, card)), card)
         except UserError as error:
             raise UserError(f"predictor {folder}: {error}; {TRAIN_AGAIN}") from None
+
+
+def read_fitting_card(folder: Path, *, tokenizer_sha: str | None = None) -> PredictorCard:
+    """The card of a predictor that fits this version and, if given, the tokenizer.
+
+    Raises:
+        UserError: as `MlpPredictor.load`, but for the weights, which are not read.
+    """
+    card = read_card(folder)
+    _check_features(card, folder)
+    if tokenizer_sha and card.tokenizer_sha and tokenizer_sha != card.tokenizer_sha:
+        raise UserError(
+            f"predictor {folder}: trained for another tokenizer (of {card.model or 'unknown'});"
+            f" {TRAIN_AGAIN}"
+        )
+    return card
 
 
 def check_replaceable(folder: Path) -> None:

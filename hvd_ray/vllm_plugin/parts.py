@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvd_ray.config import Config, SuffixConfig
 from hvd_ray.context import DecodeContext
@@ -21,9 +20,6 @@ from hvd_ray.vllm_plugin.production_traces import check_folder
 from hvd_ray.vllm_plugin.requests import Profile, RequestTable
 from hvd_ray.vllm_plugin.router import BatchPolicy, EachAlone, Limits, Router
 from hvd_ray.vllm_plugin.step_costs import LearntAcceptance, LearntCosts
-
-if TYPE_CHECKING:
-    from hvd_ray.parts.payoff import PayoffSource
 
 _JUDGED = ("cost", "tau")
 """Policies that ask a predictor."""
@@ -89,13 +85,16 @@ def open_hybrid(
 def check_parts(options: HvdOptions, target: Target) -> None:
     """Find what a worker will need, before any is started.
 
+    No compiled code may be loaded here: vLLM's start looks into every module, and llvmlite's
+    trips it (`register_kernels`, where engine and caller share a process).
+
     Raises:
         UserError: predictor or cost table cannot be found or do not fit, or traces cannot be
             written where they should be.
     """
     config = options.config(target.model)
     if options.policy in _JUDGED and options.payoff != OWN_PAYOFF:
-        _payoff_source(options, config)
+        _check_payoff(options, config)
     if options.policy == "cost" and options.costs is not None:
         _table_costs(options.costs, config)
     if options.traces is not None:
@@ -129,31 +128,32 @@ def _estimator(
         return None, "none"
     if options.payoff == OWN_PAYOFF:
         return CacheOwnEstimator(), "the cache's own estimate"
+    from hvd_ray.parts.payoff import find_payoff
     from hvd_ray.text import HFTextCodec
 
-    source = _payoff_source(options, config)
+    _check_payoff(options, config)  # again: not every front end runs the plugin
+    source = find_payoff(config)
     extractor = source.extractor(HFTextCodec(target.tokenizer), vocab_size=target.vocab_size)
     estimator = PredictorEstimator(source.predictor, extractor)
     sha = source.predictor.card.weights_sha256[:12]
     return estimator, f"{source.reference} (sha256 {sha})"
 
 
-def _payoff_source(options: HvdOptions, config: Config) -> PayoffSource:
-    from hvd_ray.parts.payoff import find_payoff
+def _check_payoff(options: HvdOptions, config: Config) -> None:
+    from hvd_ray.parts.payoff import find_card
 
     try:
-        source = find_payoff(config)
+        card = find_card(config)
     except UserError as error:
         raise UserError(
             f"setting hvd.payoff: {error} (inside vLLM name it as hvd.payoff; "
             f"{OWN_PAYOFF!r} needs no training)"
         ) from None
-    if options.policy == "cost" and not source.has_survival:
+    if options.policy == "cost" and card.kind != "survival":
         raise UserError(
-            f"setting hvd.payoff: {source.reference} gives no survival curve, which policy 'cost' "
+            "setting hvd.payoff: the predictor gives no survival curve, which policy 'cost' "
             "needs; train one with `hvd train --kind survival`"
         )
-    return source
 
 
 def _costs(options: HvdOptions, config: Config) -> tuple[BatchCosts, LearntCosts | None]:

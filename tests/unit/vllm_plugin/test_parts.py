@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +49,25 @@ def test_what_cannot_be_had_is_named(
 def test_policies_that_ask_nobody_need_nobody(target: Target) -> None:
     check_parts(HvdOptions(policy="match"), target)
     check_parts(HvdOptions(payoff="own"), target)
+
+
+def test_the_look_loads_no_compiled_code(tiny_llama_path: Path) -> None:
+    """vLLM's start looks into every module, and trips over llvmlite's."""
+    look = """
+import sys
+from hvd_ray.errors import UserError
+from hvd_ray.shipped import shipped_folder
+from hvd_ray.vllm_plugin.options import HvdOptions, Target
+from hvd_ray.vllm_plugin.parts import check_parts
+model = sys.argv[1]
+payoff = str(shipped_folder("smollm2-135m", "payoff"))
+try:
+    check_parts(HvdOptions(payoff=payoff), Target(model, model, 256, 64, False))
+except UserError as error:
+    print(error)
+sys.exit("llvmlite" in sys.modules)
+"""
+    command = [sys.executable, "-c", look, str(tiny_llama_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "another tokenizer" in done.stdout, "the predictor was found and looked at"
