@@ -46,15 +46,17 @@ class Registration:
         if self.beside_shipped is None:
             yield "it decides from now on; policy.predictor=FOLDER names another"
         else:
-            yield f"it decides from now on: {self.beside_shipped.figures}"
+            yield "it decides from now on instead of the shipped one:"
+            yield f"  {self.beside_shipped.figures}"
             yield f"  undo:    {self._typed('hvd promote --shipped')}"
 
     def _of_challenger(self) -> Iterator[str]:
         if self.beside_shipped is None:
             yield "the champion goes on deciding"
         else:
-            yield f"the shipped predictor goes on deciding: {self.beside_shipped.figures}"
-            yield from self.beside_shipped.obstacles
+            yield "the shipped predictor goes on deciding:"
+            found = (self.beside_shipped.figures, *self.beside_shipped.obstacles)
+            yield from (f"  {line}" for line in found)
         ref = f"models:/{self.version.name}@{self.version.alias}"
         yield f"  compare: {self._typed('hvd promote --traces TRACES_DIR')}"
         yield f"  try:     {self._typed(f'hvd bench policy.predictor={ref}')}"

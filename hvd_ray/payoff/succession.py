@@ -39,12 +39,12 @@ class Succession:
 
     @property
     def figures(self) -> str:
-        """`average precision 0.166 against 0.701 of the shipped one, on 27 held-out positions`."""
+        """`average precision 0.166, the shipped one's 0.701, on 27 held-out positions`."""
         ours, theirs = self.average_precision, self.shipped_average_precision
         where = f"{self.num_positions:,} held-out positions"
         if ours is None or theirs is None:
             return f"no accepted length of 6 or more on {where}"
-        return f"average precision {ours:.3f} against {theirs:.3f} of the shipped one, on {where}"
+        return f"average precision {ours:.3f}, the shipped one's {theirs:.3f}, on {where}"
 
     @property
     def obstacles(self) -> tuple[str, ...]:

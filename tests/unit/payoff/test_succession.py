@@ -55,7 +55,7 @@ def test_as_good_is_good_enough() -> None:
     assert EVEN.is_due
     assert EVEN.obstacles == ()
     assert EVEN.figures == (
-        "average precision 0.700 against 0.700 of the shipped one, on 1,000 held-out positions"
+        "average precision 0.700, the shipped one's 0.700, on 1,000 held-out positions"
     )
 
 
