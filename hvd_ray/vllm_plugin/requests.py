@@ -34,6 +34,11 @@ class Profile:
     """Whether its control is `off` for its seed alone."""
 
     @property
+    def may_be_remembered(self) -> bool:
+        """Whether its output may be drafted to others of its scope."""
+        return self.control is not Control.OFF
+
+    @property
     def may_use_cache(self) -> bool:
         """Whether the cache could ever draft for it."""
         return self.is_readable and self.control in (Control.AUTO, Control.CACHE)
@@ -161,7 +166,7 @@ class RequestTable:
             TokenBuffer(row.token_ids_T[:num_before]), row.prompt_len, profile.max_tokens, room=0
         )
         self.cache.start(Request(key, tuple(prompt), scope=profile.scope))
-        if num_before > row.prompt_len:
+        if num_before > row.prompt_len and profile.may_be_remembered:
             earlier = row.token_ids_T[row.prompt_len : num_before].tolist()
             self.cache.observe(key, tuple(earlier))
         tracked = self._tracked[row.request_id] = Tracked(
@@ -191,7 +196,8 @@ class RequestTable:
             self.on_outcome(outcome)
         context.history.cycles.append(step)
         context.token_ids.extend(tokens)
-        self.cache.observe(tracked.key, tokens)
+        if tracked.profile.may_be_remembered:
+            self.cache.observe(tracked.key, tokens)
         tracked.plan = None
         tracked.num_cycles += 1
         self.on_step(tracked, step, "dropped" if len(plan.draft) else plan.skipped)

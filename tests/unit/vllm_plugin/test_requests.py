@@ -204,3 +204,14 @@ def test_many_short_requests_leave_no_more_than_the_cap() -> None:
     assert sizes[-1] > 150
     assert len(table) == 1
     assert cache.num_scopes <= 3
+
+
+@pytest.mark.parametrize(("word", "num_kept"), [("off", 0), ("cache", 4), ("eagle3", 4)])
+def test_off_leaves_nothing_in_the_cache(bench: Bench, word: str, num_kept: int) -> None:
+    bench.runner.add("a", [1, 2, 3], extra_args={"hvd": word, "hvd_scope": ""})
+    bench.step({"a": [4]})
+    bench.step({"a": [5, 6, 7]})
+    assert bench.tokens("a") == [1, 2, 3, 4, 5, 6, 7]
+    bench.runner.remove("a")
+    bench.step({})
+    assert bench.table.cache.num_cached_tokens == num_kept
