@@ -205,10 +205,18 @@ def _reload(
         served.change(wanted)
     except UserError as error:  # Serve has ended what served before
         print(f"refused, going back to the old settings: {error}", file=sys.stderr)
-        served.change(current)
+        _go_back(served, current)
         return current
     print("settings read again", file=sys.stderr)
     return wanted
+
+
+def _go_back(served: Served, current: ServeConfig) -> None:
+    """Deploy what served before; where even that fails, the next HUP is another try."""
+    try:
+        served.change(current)
+    except UserError as error:
+        print(f"the old settings cannot be deployed either: {error}", file=sys.stderr)
 
 
 def _show(served: Served, config: ServeConfig, seconds: float, *, as_json: bool) -> None:

@@ -124,7 +124,7 @@ def test_a_reload_that_is_refused_says_so(
 
         def change(self, config: Any) -> None:
             changed.append(config)
-            if config.policy.name == "ngram":
+            if config.policy.name == "ngram" or len(changed) == 2:
                 raise UserError("Serve cannot")
 
     old, file = command._load(None, []), tmp_path / "serve.yaml"
@@ -145,6 +145,7 @@ def test_a_reload_that_is_refused_says_so(
     now, said = reload("policy: {name: ngram}\n")
     assert now is old
     assert "going back to the old settings: Serve cannot" in said
+    assert "the old settings cannot be deployed either: Serve cannot" in said
     assert changed[1:] == [old]
     now, said = reload("policy: {name: suffix}\n")
     assert (now.policy.name, said) == ("suffix", "settings read again\n")
