@@ -21,11 +21,9 @@ def find_alias(alias: str, *, config: Config) -> RegisteredPredictor | None:
     Raises:
         UserError: the store cannot be used.
     """
-    uri, name = tracking_uri(config), registered_name(config.model)
-    database = sqlite_path(uri)
-    if uri == OFF or (database is not None and not database.exists()):
+    store, name = _existing_store(config), registered_name(config.model)
+    if store is None:
         return None
-    store = open_store(uri)
     with store.readable_errors():
         version = _aliases(store, name).get(alias)
     return None if version is None else RegisteredPredictor(name, str(version), alias)
@@ -87,14 +85,21 @@ def is_vacant(*, config: Config) -> bool:
     Raises:
         UserError: the store cannot be used.
     """
-    uri, name = tracking_uri(config), registered_name(config.model)
-    database = sqlite_path(uri)
-    if uri == OFF or (database is not None and not database.exists()):
+    store, name = _existing_store(config), registered_name(config.model)
+    if store is None:
         return False
-    store = open_store(uri)
     with store.readable_errors():
         is_known = bool(store.client.search_model_versions(f"name = '{name}'"))
         return is_known and CHAMPION not in _aliases(store, name)
+
+
+def _existing_store(config: Config) -> Store | None:
+    """The store; None where tracking is off or nothing was ever kept."""
+    uri = tracking_uri(config)
+    database = sqlite_path(uri)
+    if uri == OFF or (database is not None and not database.exists()):
+        return None
+    return open_store(uri)
 
 
 def _aliases(store: Store, name: str) -> dict[str, str]:
