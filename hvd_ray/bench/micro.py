@@ -22,8 +22,9 @@ import numpy as np
 from hvd_ray.bench.plugin_step import PluginSteps
 from hvd_ray.config import Config
 from hvd_ray.drafting.suffix import SuffixDrafter
-from hvd_ray.payoff.estimator import PredictorEstimator
+from hvd_ray.payoff.estimator import CacheOwnEstimator, PredictorEstimator
 from hvd_ray.payoff.features import NUM_FEATURES, FeatureExtractor
+from hvd_ray.payoff.joint_policy import BatchSurvivalEstimator
 from hvd_ray.payoff.network import Network
 from hvd_ray.payoff.policy import Candidates, Policy, ThresholdPolicy
 from hvd_ray.payoff.predictor import MlpPredictor, PayoffPredictor, PredictorCard
@@ -49,7 +50,8 @@ DEFINITIONS = {
     "predictor_batch_us": "median time to judge so many drafts from their features in one call, as "
     "the joint policy asks.",
     "plugin_step_us": "median time of the vLLM plugin's own work in a step, by requests: "
-    "take in a token each, look up, decide jointly by cost, here with the cache's own chances.",
+    "take in a token each, look up, decide jointly by cost. Drafts are judged by the predictor "
+    "where it gives a survival curve, else by the cache's own chances.",
     "observe_us": "median time to add one committed token to history and cache.",
     "label_positions_per_second_per_core": "positions labelled by replay, features included.",
     "replay_positions_per_second_per_core": "positions that decoding under the policy would visit, "
@@ -93,14 +95,16 @@ def micro_figures(
         num_decisions: timed decisions for each batch size, at least.
     """
     traces = [_as_trace(text, i) for i, text in enumerate(_mixed(texts))]
-    policy = ThresholdPolicy(PredictorEstimator(predictor, extractor), config.policy.tau)
+    estimator = PredictorEstimator(predictor, extractor)
+    policy = ThresholdPolicy(estimator, config.policy.tau)
+    judge = estimator if estimator.has_survival else CacheOwnEstimator()
     clock = _Clock()
     gc.collect()
     gc.disable()
     try:
         for batch_size in BATCH_SIZES:
             _time_steps(traces, batch_size, policy, config, clock, num_decisions)
-            _time_plugin(traces, batch_size, config, clock)
+            _time_plugin(traces, batch_size, judge, config, clock)
         _time_parts(traces, predictor, extractor, config, clock, num_decisions)
     finally:
         gc.enable()
@@ -148,8 +152,14 @@ def _decide(batch: Sequence[Walk], policy: ThresholdPolicy) -> None:
         policy.decide(Candidates(cache=walk.look_up()), walk.context)
 
 
-def _time_plugin(traces: Sequence[Trace], batch_size: int, config: Config, clock: _Clock) -> None:
-    steps = PluginSteps(traces, config, batch_size)
+def _time_plugin(
+    traces: Sequence[Trace],
+    batch_size: int,
+    judge: BatchSurvivalEstimator,
+    config: Config,
+    clock: _Clock,
+) -> None:
+    steps = PluginSteps(traces, config, batch_size, judge)
     for _ in range(clock.num_skipped + MIN_STEPS):
         clock.time(f"plugin step {batch_size}", steps.step, steps.next_rows())
 

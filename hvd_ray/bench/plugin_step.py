@@ -9,8 +9,7 @@ import numpy as np
 
 from hvd_ray.config import Config
 from hvd_ray.drafting.suffix import SuffixDrafter
-from hvd_ray.payoff.estimator import CacheOwnEstimator
-from hvd_ray.payoff.joint_policy import JointCostPolicy
+from hvd_ray.payoff.joint_policy import BatchSurvivalEstimator, JointCostPolicy
 from hvd_ray.traces.schema import Trace
 from hvd_ray.types import MAX_COUNT, Int32Array
 from hvd_ray.vllm_plugin.requests import Profile, RequestTable, Row
@@ -35,9 +34,15 @@ class _Running:
 class PluginSteps:
     """Traces as a batch of vLLM's would tell them, a token a step; one that ends makes room."""
 
-    def __init__(self, traces: Sequence[Trace], config: Config, batch_size: int) -> None:
+    def __init__(
+        self,
+        traces: Sequence[Trace],
+        config: Config,
+        batch_size: int,
+        estimator: BatchSurvivalEstimator,
+    ) -> None:
         table = RequestTable(SuffixDrafter(config.drafting.suffix), lambda _: Profile("micro"))
-        policy = JointCostPolicy(CacheOwnEstimator(), LearntCosts())
+        policy = JointCostPolicy(estimator, LearntCosts())
         self._router = Router(table, policy, Limits(MAX_COUNT, eagle3_tokens=4, lookup_ms=1e6))
         self._traces = traces
         self._batch_size = batch_size

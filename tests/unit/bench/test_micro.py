@@ -29,6 +29,8 @@ def texts():
 class SlowPredictor:
     """Takes a known time, so that the figures can be checked against it."""
 
+    num_survival = 0
+
     def __init__(self, seconds=0.0):
         self.num_calls = 0
         self.seconds = seconds
