@@ -13,10 +13,10 @@ from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.engines.toy_tiers import ToyTieredCache, ToyTiers
 from hvd_ray.errors import UserError
 from hvd_ray.systems import Parts, build_decoder
-from hvd_ray.types import Completion, Draft, Request, SamplingParams, Source, Verdict
+from hvd_ray.types import Completion, Draft, Request, SamplingParams, Source, Step, Verdict
 from hvd_ray.verify.audit import Audit, Trust, upper_bound
 from hvd_ray.verify.break_even import BreakEven
-from hvd_ray.verify.exact import VerifyState
+from hvd_ray.verify.exact import VerifyState, own_token
 from hvd_ray.verify.gate import GateRows, Judgement, RatioGate, Tier
 from hvd_ray.verify.tiers import TieredVerifier
 
@@ -232,6 +232,60 @@ def test_a_poor_slim_model_is_never_trusted() -> None:
     assert isinstance(verifier, TieredVerifier)
     assert verifier.audit.num_missed > 0
     assert verifier.audit.trust is not Trust.TRUSTED
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lost_trust_ends_unchecked_tokens_at_once_and_for_good(temperature: float) -> None:
+    """A slim model that was the target's equal becomes a bad one, as other traffic may make it."""
+    tried = engine(closeness=1.0)
+    decoder = make(tried=tried, theta_accept=0.3, theta_escalate=0, max_miss_rate=0.05)
+    verifier = decoder.verifier
+    assert isinstance(verifier, TieredVerifier)
+    for seed in range(8):
+        decoder.generate(request(seed, temperature=temperature))
+    assert verifier.audit.trust is Trust.TRUSTED
+
+    tried.closeness = 0.0
+    before, after = steps_until_and_after_withdrawal(decoder, tried, temperature)
+    assert verifier.audit.upper_bound > verifier.audit.max_miss_rate
+    assert any(step.full_passes == 0 for step in before), "nothing was unchecked while trusted"
+    assert len(after) > 40
+    assert all((step.full_passes, step.slim_passes) == (1, 0) for step in after)
+
+    for seed in range(100, 104):
+        wanted = request(seed, temperature=temperature)
+        completion = decoder.generate(wanted)
+        assert completion.token_ids == plainly(wanted).token_ids
+        assert completion.verification == "full"
+        assert completion.num_target_passes == len(completion.steps)
+
+
+def steps_until_and_after_withdrawal(
+    decoder: Decoder, tried: ToyTiers, temperature: float
+) -> tuple[list[Step], list[Step]]:
+    """Steps of some requests; in those after it every token is the target's for its prefix."""
+    verifier, before, after = decoder.verifier, list[Step](), list[Step]()
+    assert isinstance(verifier, TieredVerifier)
+    for seed in range(20, 30):
+        generation = decoder.start(request(seed, temperature=temperature))
+        while not generation.is_finished:
+            is_withdrawn = verifier.audit.trust is Trust.WITHDRAWN
+            passes, length = tried.target.num_passes, len(generation.context.token_ids)
+            decoder.step(generation)
+            (after if is_withdrawn else before).append(generation.steps[-1])
+            if is_withdrawn:
+                assert tried.target.num_passes == passes + 1, "the target did not look"
+                assert_the_targets(generation.state, tried, length)
+        decoder.close(generation)
+    return before, after
+
+
+def assert_the_targets(state: VerifyState, tried: ToyTiers, length: int) -> None:
+    """Every committed token from `length` on is what the target takes after those before it."""
+    committed, prompt_len = state.context.token_ids.view(), state.context.prompt_len
+    for end in range(length, len(committed)):
+        logits_V = tried.target.logits_after(committed[:end].tolist())
+        assert own_token(logits_V, committed[prompt_len:end], state) == committed[end]
 
 
 def test_the_audit_counts_every_unchecked_token_of_an_audited_request() -> None:
