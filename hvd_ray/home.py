@@ -22,8 +22,14 @@ _NOT_WRITABLE = {
 
 
 def hvd_home() -> Path:
-    """Root of all state: `HVD_HOME`, by default `hvd_ray` in the user's cache folder."""
-    if chosen := os.environ.get("HVD_HOME"):
+    """Root of all state: `HVD_HOME`, by default `hvd_ray` in the user's cache folder.
+
+    Raises:
+        UserError: `HVD_HOME` is an address, which would become a folder named `s3:` right here.
+    """
+    if chosen := os.environ.get("HVD_HOME", "").strip():
+        if "://" in chosen:
+            raise UserError(f"HVD_HOME={chosen}: expected a folder on this machine")
         return Path(chosen).expanduser().absolute()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser().absolute() / "hvd_ray"

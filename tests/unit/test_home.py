@@ -129,3 +129,9 @@ def test_a_folder_that_is_a_file_is_one_clear_line_by_a_relative_path_too(
 def test_a_home_where_no_folder_can_be_made_is_one_clear_line() -> None:
     with pytest.raises(UserError, match="cannot write /proc/nope/models"):
         home.ensure_dir(Path("/proc/nope/models"))
+
+
+def test_an_address_is_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVD_HOME", "s3://bucket/home")
+    with pytest.raises(UserError, match=r"HVD_HOME=s3://bucket/home: expected a folder"):
+        home.hvd_home()
