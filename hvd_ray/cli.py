@@ -14,6 +14,7 @@ from typer.main import get_command
 from hvd_ray import __version__
 from hvd_ray.addresses import with_local_paths
 from hvd_ray.errors import UserError
+from hvd_ray.number_options import with_checked_numbers
 
 # In the order in which `hvd --help` shows them.
 COMMAND_MODULES = (
@@ -89,7 +90,7 @@ def build_app() -> typer.Typer:
     app.callback()(_root)
     for name in COMMAND_MODULES:
         import_module(f"hvd_ray.commands.{name}").register(app)
-    return app
+    return with_checked_numbers(app)
 
 
 def _root(

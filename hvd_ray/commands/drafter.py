@@ -22,6 +22,7 @@ from hvd_ray.errors import UserError
 
 STEPS_PER_POINT = 10
 """Of the curves in MLflow; measurements are all there."""
+MAX_SEED = 2**63 - 1
 
 if TYPE_CHECKING:
     from hvd_ray.drafting.eagle3_job import TrainJob
@@ -84,7 +85,9 @@ def collect(
         bool, typer.Option("--test", help="Test split, greedy: to measure, never to train.")
     ] = False,
     limit: Annotated[int | None, typer.Option("--limit", help="Prompts of each workload.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of own prompts and sampling.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of own prompts and sampling.")
+    ] = 0,
     max_tokens: Annotated[int, typer.Option("--max-tokens")] = 320,
     max_prompt_tokens: Annotated[int, typer.Option("--max-prompt-tokens")] = 3000,
     batch: Annotated[int, typer.Option("--batch", help="Responses at once.")] = 128,
@@ -162,7 +165,7 @@ def train(
         int, typer.Option("--workers", help="Processes that train one head together, on Ray.")
     ] = 1,
     gpus: Annotated[bool, typer.Option("--gpus", help="A GPU for each of --workers.")] = False,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED)] = 0,
     config: Settings = None,
     as_json: AsJson = False,
 ) -> None:

@@ -8,17 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hvd_ray.errors import UserError
-
 if TYPE_CHECKING:
     from hvd_ray.scaling.plan import Plan
 
 EXAMPLE = "Example: `hvd plan --tokens 1e9 --workers 64 --largest-tenant 0.5 --price 1.20`"
 CURVE = (1, 2, 4, 8, 16, 32, 64, 256)
+MAX_TOKENS = 10**15
+MAX_WORKERS = 100_000
+MAX_PIECES = 4 * MAX_WORKERS
+"""The simulation draws every shard."""
+USUAL_TRACE_TOKENS = 128
 
 
 def register(app: typer.Typer) -> None:
     app.command("plan", epilog=EXAMPLE)(plan)
+
+
+def _count(most: int, **about: Any) -> Any:
+    return typer.Option(metavar="N", min=1, max=most, **about)
+
+
+def _amount(*, least: float = 0.001, metavar: str = "N", **about: Any) -> Any:
+    return typer.Option(metavar=metavar, min=least, max=10**9, **about)
 
 
 def plan(
@@ -29,29 +40,36 @@ def plan(
         ),
     ] = None,
     tokens: Annotated[
-        str, typer.Option(metavar="N", help="Output tokens to trace and label, e.g. 1e9.")
-    ] = "1e6",
-    workers: Annotated[int, typer.Option(metavar="N", help="Workers of every stage.")] = 4,
+        int,
+        _count(
+            MAX_TOKENS,
+            help="Output tokens to trace and label, e.g. 1e9.",
+            show_default="1e6",
+        ),
+    ] = 1_000_000,
+    workers: Annotated[int, _count(MAX_WORKERS, help="Workers of every stage.")] = 4,
     cores: Annotated[
-        int | None, typer.Option(metavar="N", help="Cores under them. Default: one each.")
+        int | None, _count(MAX_PIECES, help="Cores under them. Default: one each.")
     ] = None,
     shards: Annotated[
-        int | None, typer.Option(metavar="N", help="Shards. Default: four a worker.")
+        int | None, _count(MAX_PIECES, help="Shards. Default: four a worker.")
     ] = None,
-    trace_tokens: Annotated[int, typer.Option(metavar="N", help="Output tokens of a trace.")] = 128,
-    session_traces: Annotated[int, typer.Option(metavar="N", help="Traces of a session.")] = 4,
+    trace_tokens: Annotated[
+        int | None, _count(MAX_TOKENS, help="Output tokens of a trace. Default: 128.")
+    ] = None,
+    session_traces: Annotated[int, _count(MAX_TOKENS, help="Traces of a session.")] = 4,
     largest_tenant: Annotated[
         float, typer.Option(metavar="SHARE", help="One tenant's share of the traffic, e.g. 0.5.")
     ] = 0.0,
-    trials: Annotated[int, typer.Option(metavar="N", help="Trials of the sweep.")] = 64,
+    trials: Annotated[int, _count(MAX_WORKERS, help="Trials of the sweep.")] = 64,
     storage_mb_s: Annotated[
-        float | None, typer.Option(metavar="N", help="What the shared storage takes. Default: all.")
+        float | None, _amount(help="What the shared storage takes. Default: all.")
     ] = None,
     memory_gb: Annotated[
-        float, typer.Option(metavar="N", help="Memory of a worker and of the driver: warn beyond.")
+        float, _amount(help="Memory of a worker and of the driver: warn beyond.")
     ] = 64.0,
     price: Annotated[
-        float | None, typer.Option(metavar="X", help="Of one worker for an hour.")
+        float | None, _amount(least=0, metavar="X", help="Of one worker for an hour.")
     ] = None,
     costs: Annotated[
         Path | None,
@@ -70,18 +88,15 @@ def plan(
     from hvd_ray.scaling.model import Machines
     from hvd_ray.scaling.plan import Plan
 
-    for flag, value in (("--workers", workers), ("--cores", cores), ("--shards", shards)):
-        if value is not None and value < 1:
-            raise UserError(f"{flag} must be 1 or more, got {value}")
     planned = Plan(
         load_stage_costs(costs, tuple(settings or ())),
         Load(
-            _number(tokens),
-            trace_tokens=trace_tokens,
+            tokens,
+            trace_tokens=trace_tokens or min(USUAL_TRACE_TOKENS, tokens),
             session_traces=session_traces,
             largest_tenant=largest_tenant,
         ),
-        Machines(workers, cores, storage_mb_s or float("inf")),
+        Machines(workers, cores, float("inf") if storage_mb_s is None else storage_mb_s),
         num_shards=shards,
         num_trials=trials,
     )
@@ -92,13 +107,6 @@ def plan(
         print(json.dumps(found, allow_nan=False))
         return
     _show(planned, price=price, memory_gb=memory_gb, with_curve=curve)
-
-
-def _number(text: str) -> int:
-    try:
-        return int(float(text.replace("_", "").replace(",", "")))
-    except (ValueError, OverflowError):
-        raise UserError(f"--tokens {text!r}: expected a number such as 1e9") from None
 
 
 def _curve(planned: Plan) -> dict[str, dict[str, float]]:

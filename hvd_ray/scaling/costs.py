@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from hvd_ray.config import read_settings, validated
 from hvd_ray.errors import UserError
 
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 StageName = Literal["collect", "label", "train", "tune"]
 STAGES: tuple[StageName, ...] = ("collect", "label", "train", "tune")
 SHIPPED = "stage_costs.json"
+WANTED = "expected a JSON file of stage costs, as scripts/measure_stages.py writes"
 LISTED_IN = "hvd_ray/scaling/costs.py"
 
 
@@ -69,7 +70,7 @@ def load_stage_costs(path: Path | None, overrides: tuple[str, ...] = ()) -> Stag
     """Those of a file, or those that ship with hvd, with `stage.key=value` overrides.
 
     Raises:
-        UserError: the file cannot be read, or a key is unknown or out of range.
+        UserError: the file cannot be read or is of another kind; a key is unknown or out of range.
     """
     if path is None:
         text = (files("hvd_ray") / "assets" / SHIPPED).read_text(encoding="utf-8")
@@ -83,9 +84,11 @@ def load_stage_costs(path: Path | None, overrides: tuple[str, ...] = ()) -> Stag
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"costs {where}: not valid JSON ({error})") from None
+        raise UserError(f"costs {where}: not valid JSON ({error}); {WANTED}") from None
     if not isinstance(tree, dict):
-        raise UserError(f"costs {where}: expected a mapping of stages")
+        raise UserError(f"costs {where}: no mapping of stages; {WANTED}")
+    if lacking := [stage for stage in STAGES if stage not in tree]:
+        raise UserError(f"costs {where}: say nothing of {', '.join(lacking)}; {WANTED}")
     _overlay(tree, read_settings(None, overrides))
     return validated(StageCosts, tree, where=LISTED_IN)
 

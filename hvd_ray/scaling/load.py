@@ -49,6 +49,11 @@ class Load:
         ):
             if value < 1:
                 raise UserError(f"{flag} must be 1 or more, got {value}")
+        if self.trace_tokens > self.num_tokens:
+            raise UserError(
+                f"--trace-tokens must be from 1 to --tokens ({self.num_tokens:,}), "
+                f"got {self.trace_tokens:,}"
+            )
         if not 0 <= self.largest_tenant < 1:
             raise UserError(
                 f"--largest-tenant must be from 0 to below 1, got {self.largest_tenant}"

@@ -52,7 +52,7 @@ class Plan:
         workers, now = 1, self.with_workers(1).stage(name)
         while workers < MOST_WORKERS:
             doubled = self.with_workers(2 * workers).stage(name)
-            if now.seconds / doubled.seconds < WORTH_DOUBLING:
+            if now.seconds <= WORTH_DOUBLING * doubled.seconds:
                 return Limit(workers, self._reason(name, doubled, 2 * workers))
             workers, now = 2 * workers, doubled
         return Limit(workers, "not within this range")

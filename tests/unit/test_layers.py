@@ -54,7 +54,7 @@ LAYERS: tuple[tuple[str, frozenset[str]], ...] = (
             }
         ),
     ),
-    ("front", frozenset({"commands", "cli", "job"})),
+    ("front", frozenset({"commands", "number_options", "cli", "job"})),
 )
 
 # A heavy package stands only in these units or modules.

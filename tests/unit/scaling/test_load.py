@@ -45,6 +45,7 @@ def test_it_is_the_same_each_time_and_another_with_another_seed() -> None:
     [
         ({"num_tokens": 0}, "--tokens must be 1"),
         ({"trace_tokens": 0}, "--trace-tokens"),
+        ({"num_tokens": 100}, "--trace-tokens must be from 1 to --tokens"),
         ({"largest_tenant": 1.0}, "--largest-tenant"),
     ],
 )

@@ -59,8 +59,9 @@ def test_costs_of_ones_own_win(tmp_path) -> None:
     ("text", "reason"),
     [
         ("{", "not valid JSON"),
-        ("[]", "expected a mapping"),
-        ('{"collect": {}}', "setting"),
+        ("[]", "no mapping of stages; expected a JSON file of stage costs"),
+        ('{"collect": {}}', "say nothing of label, train, tune; expected a JSON file"),
+        ('{"collect": {}, "label": {}, "train": {}, "tune": {}}', "setting"),
     ],
 )
 def test_bad_costs_are_a_clear_line(tmp_path, text: str, reason: str) -> None:
@@ -102,8 +103,24 @@ def test_the_command_answers_in_json(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--tokens", "many"), "--tokens 'many'"),
-        (("--workers", "0"), "--workers must be 1 or more"),
+        (("--tokens", "many"), "'--tokens': many is no integer"),
+        (("--tokens", "1e300"), "'--tokens': 1e300 is out of range: expected 1 to 1,000,000,000"),
+        (("--workers", "0"), "'--workers': 0 is out of range: expected 1 to 100,000"),
+        (("--workers", "1000000000"), "'--workers': 1000000000 is out of range"),
+        (("--shards", "1e9"), "'--shards': 1e9 is out of range: expected 1 to 400,000"),
+        (("--cores", "-1"), "'--cores': -1 is out of range"),
+        (("--trials", "0"), "'--trials': 0 is out of range"),
+        (("--trials", "1e9"), "'--trials': 1e9 is out of range"),
+        (("--session-traces", "0"), "'--session-traces': 0 is out of range"),
+        (("--storage-mb-s", "0"), "'--storage-mb-s': 0 is out of range: expected 0.001 to"),
+        (("--storage-mb-s", "-5"), "'--storage-mb-s': -5 is out of range"),
+        (("--memory-gb", "-1"), "'--memory-gb': -1 is out of range"),
+        (("--price", "-3"), "'--price': -3 is out of range: expected 0 to 1,000,000,000"),
+        (("--price", "nan"), "'--price': nan is no finite number"),
+        (("--price", "inf"), "'--price': inf is no finite number"),
+        (("--trace-tokens", "1e12"), "--trace-tokens must be from 1 to --tokens (1,000,000)"),
+        (("collect.token_us=1e300",), "setting collect.token_us: Input should be less than"),
+        (("--costs", "docs/costs/h100-8b-assumed.yaml"), "as scripts/measure_stages.py writes"),
         (("colect.token_us=3",), "setting colect: unknown"),
         (("--costs", "none.json"), "costs none.json: cannot be read"),
     ],
@@ -112,3 +129,33 @@ def test_a_mistake_is_one_clear_line(capsys, words: tuple[str, ...], reason: str
     code, _, said = run(capsys, *words)
     assert code == 2
     assert reason in said
+
+
+def test_every_count_takes_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--tokens",
+        "1e6",
+        "--workers",
+        "4e0",
+        "--shards",
+        "1e2",
+        "--trials",
+        "1e1",
+        "--trace-tokens",
+        "1e3",
+    ]
+    code, shown, _ = run(capsys, *words, "--json")
+    load = json.loads(shown)["load"]
+    assert code == 0
+    assert (load["num_tokens"], load["trace_tokens"], load["num_traces"]) == (10**6, 1000, 1000)
+
+
+def test_few_tokens_make_short_traces(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown, _ = run(capsys, "--tokens", "100", "--json")
+    assert (code, json.loads(shown)["load"]["trace_tokens"]) == (0, 100)
+
+
+def test_a_stage_that_costs_nothing_has_no_limit_to_divide_by() -> None:
+    parts = ("token_us", "trace_us", "worker_start_s", "shard_s", "driver_s", "driver_trace_us")
+    costs = load_stage_costs(None, tuple(f"tune.{part}=0" for part in parts))
+    assert Plan(costs, Load(1000), Machines(1)).limit("tune").num_workers == 1
