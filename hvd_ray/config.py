@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hvd_ray.errors import UserError
+from hvd_ray.errors import UserError, own_words
 from hvd_ray.types import VERIFICATION_NAMES, VerificationName
 
 PolicyName = Literal[
@@ -158,7 +158,8 @@ class TiersConfig(_Section):
     @model_validator(mode="after")
     def _thresholds_leave_a_middle_band(self) -> TiersConfig:
         if self.theta_accept <= self.theta_escalate:
-            raise ValueError("theta_accept must exceed theta_escalate")
+            given = f"{self.theta_accept:g} and {self.theta_escalate:g}"
+            raise ValueError(f"theta_accept must exceed theta_escalate, got {given}")
         return self
 
 
@@ -332,7 +333,10 @@ def _one_line(error: ValidationError, where: str, section: str) -> str:
     key = ".".join(str(part) for part in (section, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
         return f"setting {key}: unknown; the settings are listed in {where}"
-    return f"setting {key}: {first['msg']}, got {first['input']!r}"
+    words = own_words(first["msg"])
+    if first["type"] == "value_error" and isinstance(first["input"], dict):
+        return f"setting {key}: {words}"  # on a section as a whole, and naming the values at odds
+    return f"setting {key}: {words}, got {first['input']!r}"
 
 
 def _warn_of_idle_settings(

@@ -17,3 +17,8 @@ class NotSupportedError(UserError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"not supported: {what}")
+
+
+def own_words(message: str) -> str:
+    """What one of our validators said, without pydantic's words in front of it."""
+    return message.removeprefix("Value error, ")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from hvd_ray.errors import UserError
+from hvd_ray.errors import UserError, own_words
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -45,4 +45,4 @@ def read_versioned(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{what} {path}: {where}: {first['msg']}; {remedy}") from None
+        raise UserError(f"{what} {path}: {where}: {own_words(first['msg'])}; {remedy}") from None
