@@ -67,6 +67,8 @@ NEEDS: Mapping[str, frozenset[Need]] = MappingProxyType(
 _VERIFICATION_NEEDS: Mapping[str, frozenset[Need]] = MappingProxyType(
     {"full": frozenset(), "tiered_learned": frozenset({Need.SLIM, Need.GATE})}
 )
+GATED = frozenset({"tiered", "tiered_learned"})
+"""Verifications that are refused where they cost more than they save."""
 HYBRIDS = frozenset({"rule_score", "rule_match", "hvd_tau", "hvd_cost"})
 """Systems that fall back to the model drafter where there is one, and to plain decoding else."""
 MODEL_ONLY = frozenset({"eagle3", "eagle3_tree"})
@@ -222,21 +224,18 @@ def build_verifier(
 
     Raises:
         UserError: tiers cannot pay here, or would look at drafts that were sampled.
-        NotSupportedError: a tree would have to go through a slim model.
     """
-    policy, found = split_system(system)
+    _, found = split_system(system)
     verification: VerificationName = found  # type: ignore[assignment]
     if verification == "full":
         return FullVerifier(engine)
-    if policy == "eagle3_tree":
-        raise NotSupportedError(f"trees behind {verification}: draft chains, eagle3+{verification}")
     assert parts.tiers is not None
     settings = config.tiers
     if verification == "nested":
         from hvd_ray.verify.nested import NestedVerifier
 
         return NestedVerifier(parts.tiers, settings.num_tentative, settings.is_sampled)
-    if verification in ("tiered", "tiered_learned"):
+    if verification in GATED:
         return _tiered(verification, config, parts.tiers, parts)
     from hvd_ray.verify.cascades import CascadeVerifier
 
@@ -253,9 +252,7 @@ def _tiered(
     from hvd_ray.verify.tiers import TieredVerifier
 
     settings = config.tiers
-    refuse_unless_it_pays(parts.break_even.get(verification), is_forced=settings.is_forced)
-    if config.drafting.eagle3.is_sampled and parts.head is not None:
-        raise UserError("drafting.eagle3.is_sampled=true biases tiers, which look at the draft")
+    refuse_gated(config, parts.break_even.get(verification), has_head=parts.head is not None)
     gate: Gate = RatioGate(settings.theta_accept, settings.theta_escalate)
     if verification == "tiered_learned":
         assert parts.gate is not None
@@ -271,8 +268,24 @@ def _tiered(
     )
 
 
+def refuse_gated(config: Config, measured: BreakEven | None, *, has_head: bool) -> None:
+    """Refuse tiers that should not run here; asked as soon as costs are known.
+
+    Raises:
+        UserError: they cannot pay, or would look at drafts that were sampled.
+    """
+    refuse_unless_it_pays(measured, is_forced=config.tiers.is_forced)
+    if config.drafting.eagle3.is_sampled and has_head:
+        raise UserError("drafting.eagle3.is_sampled=true biases tiers, which look at the draft")
+
+
 def check_system(system: str) -> None:
-    """Refuse a name that is no system, listing those that are."""
+    """Refuse what its name alone rules out.
+
+    Raises:
+        UserError: the name is no system; it lists those that are.
+        NotSupportedError: a tree would have to go through a slim model.
+    """
     policy, verification = split_system(system)
     if policy not in POLICY_NAMES or verification not in VERIFICATION_NAMES:
         names = ", ".join((*SYSTEMS, *SYSTEM_ALIASES))
@@ -280,6 +293,8 @@ def check_system(system: str) -> None:
             f"system {system!r}: unknown; choose from {names}, or POLICY+VERIFICATION such as "
             "hvd_cost+nested"
         )
+    if policy == "eagle3_tree" and verification != "full":
+        raise NotSupportedError(f"trees behind {verification}: draft chains, eagle3+{verification}")
 
 
 def load_engine(config: Config) -> tuple[TorchEngine, HFTextCodec]:

@@ -12,7 +12,7 @@ from hvd_ray.bench.rivals import RIVALS
 from hvd_ray.bench.workloads import Prompt
 from hvd_ray.config import split_system
 from hvd_ray.engines.base import EngineCapabilities
-from hvd_ray.errors import UserError
+from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.systems import MODEL_ONLY, check_system
 from hvd_ray.text import TextCodec
 from hvd_ray.types import Request, SamplingParams
@@ -95,11 +95,14 @@ def check_measurable(system: str) -> None:
 
     Raises:
         UserError: with those that are.
+        NotSupportedError: it is a system that cannot be.
     """
     if system in RIVALS:
         return
     try:
         check_system(system)
+    except NotSupportedError:
+        raise
     except UserError as error:
         raise UserError(f"{error}; or a rival, {', '.join(RIVALS)}") from None
 

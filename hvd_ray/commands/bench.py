@@ -41,7 +41,15 @@ def bench(
     ] = None,
     systems: Annotated[
         str | None,
-        typer.Option(help="Systems to compare, by comma. Default: all. greedy always runs."),
+        typer.Option(
+            metavar="NAMES",
+            help="Systems to compare, by comma; greedy always runs. Default: all of ngram, suffix, "
+            "eagle3, eagle3_tree, rule_score, rule_match, hvd_tau, hvd_cost that can be built. "
+            "With a slim model of the target: nested, self_spec; lossy: tiered, tiered_learned, "
+            "cascade_chow, cascade_diff, cascade_opt, cascade_token_v3; or POLICY+VERIFICATION, "
+            "such as hvd_cost+nested. Tiers that cannot pay here are refused unless "
+            "tiers.is_forced=true. Rivals: hf_prompt_lookup, hf_assisted.",
+        ),
     ] = None,
     prompts: Annotated[
         list[Path] | None, typer.Option(metavar="FILE...", help="JSONL files of prompts.")

@@ -14,6 +14,7 @@ from hvd_ray.parts.costs import break_even, find_costs
 from hvd_ray.parts.payoff import PayoffSource, find_payoff
 from hvd_ray.payoff.cost_file import CostFile
 from hvd_ray.systems import (
+    GATED,
     HYBRIDS,
     SYSTEMS,
     Need,
@@ -23,6 +24,7 @@ from hvd_ray.systems import (
     head_folder,
     load_head,
     needs_of,
+    refuse_gated,
 )
 from hvd_ray.text import TextCodec
 from hvd_ray.verify.break_even import BreakEven
@@ -115,7 +117,8 @@ def find_parts(
     """The systems that can be measured, their parts, and what is left out and why.
 
     Raises:
-        UserError: a part was named, or a system that needs it was asked for, and there is none.
+        UserError: a part was named, or a system that needs it was asked for, and there is none;
+            or a system cannot pay here.
     """
     wanted = tuple(SYSTEMS if asked is None else asked)
     found = _search(wanted, config, sources)
@@ -128,6 +131,9 @@ def find_parts(
             raise UserError(f"system {system!r}: {found.missing[lacking[0]]}")
         else:
             notes.append(f"{system} left out: {found.missing[lacking[0]]}")
+    for verification in sorted({split_system(system)[1] for system in kept} & GATED):
+        known = found.break_even(config).get(verification)
+        refuse_gated(config, known, has_head=found.head is not None)
     return tuple(kept), found, notes
 
 

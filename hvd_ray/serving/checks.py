@@ -16,15 +16,11 @@ from hvd_ray.systems import build_verifier
 from hvd_ray.text import TextCodec
 from hvd_ray.types import VerificationName
 from hvd_ray.verify.audit import Trust
-from hvd_ray.verify.break_even import refuse_unless_it_pays
 from hvd_ray.verify.exact import Verifier
 from hvd_ray.verify.tiers import TieredVerifier
 
 if TYPE_CHECKING:
     from hvd_ray.drafting.eagle3 import Eagle3Head
-
-JUDGED = ("tiered", "tiered_learned")
-"""Those that are refused where they cost more than they save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +74,7 @@ def refuse_checks(config: ServeConfig, sources: Sources) -> None:
         UserError: as there.
     """
     for name in _allowed(config):
-        known = _find(name, config, sources).break_even(config)
-        if name in JUDGED:
-            refuse_unless_it_pays(known.get(name), is_forced=config.tiers.is_forced)
+        _find(name, config, sources)
 
 
 def _allowed(config: ServeConfig) -> list[VerificationName]:

@@ -1,8 +1,13 @@
 """`hvd bench` and `hvd report` from the command line, on a tiny Llama."""
 
 import json
+import re
 
 import pytest
+
+from hvd_ray.bench.rivals import RIVALS
+from hvd_ray.config import SYSTEM_ALIASES
+from hvd_ray.systems import SYSTEMS
 
 PROMISED = {
     "workload",
@@ -39,6 +44,13 @@ def prompt_file(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def test_help_names_every_system(hvd):
+    code, out, _ = hvd("bench", "--help")
+    assert code == 0
+    words = set(re.split(r"[^\w=.]+", out.replace(". ", " ")))
+    assert words >= {*SYSTEMS, *SYSTEM_ALIASES, *RIVALS, "tiers.is_forced=true"}
 
 
 def test_bench_measures_writes_and_prints_the_same_result(hvd, tiny_llama_path, prompt_file):
@@ -175,6 +187,8 @@ def test_tiers_are_scored_beside_others_and_timed_alone(hvd, tiny_llama_path, tm
         (["--workers", "2"], "--workers is for --suite paper"),
         (["--suite", "paper", "--workers", "0"], "--workers must be 1 or more, got 0"),
         (["--systems", "warp"], "unknown; choose from greedy, ngram"),
+        (["--systems", "suffix,eagle3_tree+nested"], "not supported: trees behind nested"),
+        (["--systems", "tiered", "tiers.theta_accept=0.3"], "error: setting tiers: theta_accept"),
         (["--workloads", "nonsense"], "known are doc_edit"),
         (["--limit", "0"], "--limit must be 1 or more, got 0"),
         (["--max-tokens", "0"], "--max-tokens must be 1 or more, got 0"),

@@ -14,6 +14,7 @@ from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.errors import UserError
 from hvd_ray.parts.find import Sources
 from hvd_ray.payoff.cost_file import CostFile, CostKey
+from hvd_ray.verify.slim_file import Escalation, SlimFile
 from tests.property.toy_requests import HEADLESS_SYSTEMS
 
 
@@ -212,6 +213,7 @@ def test_the_shipped_workloads_are_the_default():
         ({"concurrency": 0}, "--concurrency must be 1 or more, got 0"),
         ({"concurrency": 8}, "not supported: --concurrency with the torch engine"),
         ({"systems": ("warp",)}, r"'warp'.*greedy, ngram"),
+        ({"systems": ("suffix", "eagle3_tree+nested")}, "not supported: trees behind nested: "),
         ({"workloads": ("doc_edit",), "prompt_files": ("p",)}, "not both"),
     ],
 )
@@ -232,6 +234,51 @@ def test_options_that_cannot_be_met_are_refused_in_one_line(flags, message):
 def test_nothing_is_loaded_for_a_request_that_cannot_be_met(flags, message):
     with pytest.raises(UserError, match=message):
         _run(BenchOptions(**flags), load_engine=_never)
+
+
+def _slim(config):  # noqa: ARG001
+    curve = Escalation(theta=(0.5, 0.9), escalated=(0.4, 0.7))
+    return SlimFile(
+        model="toy",
+        num_layers=4,
+        skipped_attention=(1, 2),
+        skipped_mlp=(1, 2),
+        method="dp",
+        escalation=curve,
+    )
+
+
+def _costs_with_slim(config):
+    times = {"slim": _slim(config).key, "slim_ms": (9.0, 18.0)}
+    return _flat_costs(config).model_copy(update=times)
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        (_flat_costs, "was not measured; run `hvd calibrate`"),
+        (_costs_with_slim, r"cannot pay here: .* = 0\.90, P.escalate. 0\.40, sum 1\.30 >= 1"),
+    ],
+)
+def test_tiers_that_cannot_pay_are_refused_before_anything_is_loaded(costs, message):
+    options = BenchOptions(systems=("suffix", "tiered"))
+    with pytest.raises(UserError, match=message):
+        _run(options, load_engine=_never, slim=_slim, costs=costs)
+    forced = Config.model_validate({"tiers": {"is_forced": True}})
+    with pytest.raises(AssertionError, match="the target was loaded"):
+        _run(options, load_engine=_never, slim=_slim, costs=costs, config=forced)
+
+
+def test_tiers_behind_sampled_drafts_are_refused_before_anything_is_loaded(tmp_path):
+    settings = {"tiers": {"is_forced": True}, "drafting": {"eagle3": {"is_sampled": True}}}
+    with pytest.raises(UserError, match="biases tiers"):
+        _run(
+            BenchOptions(systems=("eagle3", "tiered")),
+            load_engine=_never,
+            config=Config.model_validate(settings),
+            slim=_slim,
+            head=lambda _: tmp_path,
+        )
 
 
 def test_a_bad_prompt_is_named_by_file_and_line(tmp_path):
