@@ -201,6 +201,7 @@ class _Cell:
             agreement_with_greedy=sum(s.agreement for s in self.samples) / len(self.samples),
             quality=_mean(s.quality for s in self.samples) if metric else None,
             quality_metric=metric,
+            cut_share=_share(s.completion.finish_reason == "length" for s in self.samples),
         )
 
     def summary(self) -> WithoutLoops:

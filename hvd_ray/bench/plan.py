@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hvd_ray.bench.cells import Arm
 from hvd_ray.bench.result import BASELINE, CacheState
@@ -37,6 +37,8 @@ class Sampling:
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int = 0
+    max_tokens_of: Mapping[str, int] = field(default_factory=dict)
+    """By workload, for prompts that do not say themselves."""
 
     def of(self, prompt: Prompt) -> SamplingParams:
         """The run's parameters, then the prompt's own, then what was asked for explicitly.
@@ -45,7 +47,8 @@ class Sampling:
         stream of random numbers.
         """
         seed = zlib.crc32(f"{self.seed}/{prompt.workload}/{prompt.id}".encode())
-        params = prompt.sampling_params(SamplingParams(max_tokens=DEFAULT_MAX_TOKENS, seed=seed))
+        num_tokens = self.max_tokens_of.get(prompt.workload, DEFAULT_MAX_TOKENS)
+        params = prompt.sampling_params(SamplingParams(max_tokens=num_tokens, seed=seed))
         given = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         return replace(params, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
 

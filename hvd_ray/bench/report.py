@@ -55,6 +55,16 @@ def exactness_notes(rows: Iterable[Row]) -> tuple[str, ...]:
     )
 
 
+def cut_notes(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Where a score is of answers that were not finished: half a JSON object is none."""
+    return tuple(
+        f"{row.workload}: {percent(row.cut_share)} of greedy's answers end at the limit of "
+        "tokens; they are scored as they stand."
+        for row in rows
+        if row.system == BASELINE and row.quality_metric and row.cut_share
+    )
+
+
 def _must_be_exact(row: Row) -> bool:
     return row.system not in RIVALS and split_system(row.system)[1] in LOSSLESS
 

@@ -61,6 +61,8 @@ DEFINITIONS = {
     "quality": "mean score of the answers against greedy's own, by quality_metric: same_number "
     "(the last number), chrf, rouge_l; valid_json is absolute, greedy's own beside it.",
     "quality_metric": "which score the workload has; none for most.",
+    "cut_share": "share of the answers that ended at the limit of tokens; they are scored as they "
+    "stand.",
     "without_loops": "the same figures without the prompts whose greedy output loops.",
 }
 """What the columns mean; travels with every result."""
@@ -129,6 +131,7 @@ class Row:
     agreement_with_greedy: float | None = None
     quality: float | None = None
     quality_metric: str | None = None
+    cut_share: float | None = None
 
 
 ADDED_LATER = frozenset(
@@ -140,6 +143,7 @@ ADDED_LATER = frozenset(
         "agreement_with_greedy",
         "quality",
         "quality_metric",
+        "cut_share",
     }
 )
 """Columns that a result may lack."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -19,7 +19,7 @@ from hvd_ray.bench.plan import (
     choose_arms,
     choose_filling,
 )
-from hvd_ray.bench.report import exactness_notes, slowdown_notes
+from hvd_ray.bench.report import cut_notes, exactness_notes, slowdown_notes
 from hvd_ray.bench.result import UNTIMED, BenchResult, CacheState
 from hvd_ray.bench.rivals import RIVALS, RivalDecoder, rival_facts
 from hvd_ray.bench.workloads import (
@@ -67,6 +67,8 @@ class BenchOptions:
     split: Literal["train", "test", "all"] = "test"
     limit: int | None = None
     max_tokens: int | None = None
+    max_tokens_of: Mapping[str, int] = field(default_factory=dict)
+    """By workload, where neither `max_tokens` nor the prompt says."""
     temperature: float | None = None
     cache: CacheChoice = "cold"
     filling_limit: int | None = None
@@ -98,6 +100,9 @@ class BenchOptions:
             raise NotSupportedError("--concurrency with the torch engine; choose --engine vllm")
         for system in self.systems or ():
             check_measurable(system)
+
+    def sampling(self, seed: int) -> Sampling:
+        return Sampling(self.max_tokens, self.temperature, seed, self.max_tokens_of)
 
     def load(self) -> PromptSet:
         """All prompts of the files or workloads, both splits, and the lines that were skipped.
@@ -226,7 +231,7 @@ def _plan(
     options: BenchOptions,
     config: Config,
 ) -> Plan:
-    sampling = Sampling(options.max_tokens, options.temperature, config.seed)
+    sampling = options.sampling(config.seed)
     filling = [prompt for of_workload in fillers.values() for prompt in of_workload]
     measured, known = (
         ask(prompts, codec=codec, capabilities=engine.capabilities, sampling=sampling)
@@ -273,4 +278,4 @@ def summarise(
     aggregate = tuple(aggregate_rows(samples, **labels, seed=config.seed))
     result = BenchResult(about, tuple(notes), rows, aggregate)
     of_speed = slowdown_notes(rows) if result.is_timed else (UNTIMED,)
-    return replace(result, notes=(*notes, *exactness_notes(rows), *of_speed))
+    return replace(result, notes=(*notes, *cut_notes(rows), *exactness_notes(rows), *of_speed))

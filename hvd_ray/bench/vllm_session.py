@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvd_ray.bench.cells import Sample
 from hvd_ray.bench.engine_process import EngineProcess
 from hvd_ray.bench.measure import SampleStore
-from hvd_ray.bench.plan import Plan, Sampling, ask, choose_arms
+from hvd_ray.bench.plan import Plan, ask, choose_arms
 from hvd_ray.bench.result import BenchResult
 from hvd_ray.bench.session import (
     CACHES,
@@ -64,7 +64,7 @@ def run_in_vllm(
     loads = []
     for one in asked:
         options = one.options
-        sampling = Sampling(options.max_tokens, options.temperature, config.seed)
+        sampling = options.sampling(config.seed)
         measured = ask(one.chosen, codec=codec, capabilities=limits, sampling=sampling)
         loads.append(Load(Plan(arms, measured, {}), options.concurrency, one.store))
     load_average = os.getloadavg()[0]

@@ -82,7 +82,12 @@ def bench(
         int | None, typer.Option(metavar="N", help="At most N prompts of each workload.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Output tokens of a request. Default: 128.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Output tokens of a request. Default: 128; of --suite tiers more where a task's "
+            "answers are longer, 320 of gsm8k and 256 of json_schema.",
+        ),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="For every prompt. Default: the prompt's own, or 0.")

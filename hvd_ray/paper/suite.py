@@ -134,6 +134,8 @@ def settings_of(suite: str, options: BenchOptions, config: Config) -> dict[str, 
     """What decides the samples of a suite."""
     prompts = options.load().prompts
     asked = asdict(options) | {"prompt_files": [path.name for path in options.prompt_files]}
+    if not options.max_tokens_of:
+        del asked["max_tokens_of"]  # folders of earlier versions can be gone on with
     return {
         "command": f"bench --suite {suite}",
         **asked,

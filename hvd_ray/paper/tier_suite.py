@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from hvd_ray.bench.result import BenchResult
 from hvd_ray.bench.session import SOURCES, BenchOptions, EngineLoader, Progress, run_bench
@@ -22,6 +23,10 @@ from hvd_ray.systems import load_engine
 
 TASKS = ("gsm8k", "wmt14_de_en", "cnn_dailymail", "json_schema")
 """Prompt files; `bench/quality.py` scores them."""
+MAX_TOKENS = MappingProxyType(
+    {"gsm8k": 320, "wmt14_de_en": 128, "cnn_dailymail": 128, "json_schema": 256}
+)
+"""Room for most answers to end by themselves: half a JSON object is none."""
 TIER_SYSTEMS = (
     *("suffix", "hvd_cost", "self_spec", "nested", "hvd_cost+nested"),
     *("tiered", "tiered_learned", "hvd_cost+tiered", "hvd_cost+tiered_learned"),
@@ -31,7 +36,7 @@ RESULT = "tiers.json"
 
 
 def tier_options(bench: BenchOptions, *, prompts_dir: Path) -> BenchOptions:
-    """The suite's prompts, and its systems where none were named.
+    """The suite's prompts, and its systems and lengths of answers where none were named.
 
     Raises:
         UserError: a task's file is absent.
@@ -42,7 +47,12 @@ def tier_options(bench: BenchOptions, *, prompts_dir: Path) -> BenchOptions:
             f"{absent[0]}: absent; prompts of suites are not shipped, name a folder that has "
             "them with --prompts-dir"
         )
-    return replace(bench, prompt_files=files, systems=bench.systems or TIER_SYSTEMS)
+    return replace(
+        bench,
+        prompt_files=files,
+        systems=bench.systems or TIER_SYSTEMS,
+        max_tokens_of=dict(MAX_TOKENS) if bench.max_tokens is None else {},
+    )
 
 
 def unbounded(config: Config) -> Config:

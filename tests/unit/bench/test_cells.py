@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hvd_ray.bench.cells import Arm, Sample, aggregate_rows, workload_rows
+from hvd_ray.bench.report import cut_notes
 from hvd_ray.bench.result import (
     DEFINITIONS,
     BenchResult,
@@ -257,3 +258,17 @@ def test_a_place_that_cannot_be_written_is_found_before_measuring(tmp_path, plac
 def test_looking_whether_a_place_can_be_written_leaves_nothing(tmp_path):
     check_writable(tmp_path / "deep" / "er" / "result.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_answers_that_the_limit_cut_are_counted_and_named_where_they_are_scored(sample):
+    ended = sample(GREEDY, "whole", workload="json_schema", quality=1.0)
+    ended = replace(ended, completion=replace(ended.completion, finish_reason="stop"))
+    cut = [sample(GREEDY, text, workload="json_schema", quality=0.0) for text in ("a", "b", "c")]
+    rows = _rows([ended, *cut, sample(GREEDY, workload="unscored")])
+    assert rows["json_schema", "greedy"].cut_share == 0.75
+    assert rows["unscored", "greedy"].cut_share == 1
+    assert cut_notes(rows.values()) == (
+        "json_schema: 75 % of greedy's answers end at the limit of tokens; they are scored as "
+        "they stand.",
+    )
+    assert cut_notes(_rows([ended]).values()) == ()

@@ -9,7 +9,7 @@ import pytest
 from hvd_ray.bench import measure as measuring
 from hvd_ray.bench.cells import Arm, workload_rows
 from hvd_ray.bench.measure import measure
-from hvd_ray.bench.plan import Sampling, ask, choose_arms, choose_filling
+from hvd_ray.bench.plan import DEFAULT_MAX_TOKENS, Sampling, ask, choose_arms, choose_filling
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
 from hvd_ray.errors import UserError
 from tests.property.toy_requests import HEADLESS_SYSTEMS
@@ -147,6 +147,15 @@ def test_what_a_prompt_asks_for_beats_the_default_and_a_flag_beats_both(toy):
     assert (own.temperature, own.seed, own.max_tokens) == (0.7, 11, 9)
     given = Sampling(max_tokens=5, temperature=0.0).of(prompt)
     assert (given.temperature, given.seed, given.max_tokens) == (0.0, 11, 5)
+
+
+def test_a_workloads_own_limit_stands_where_neither_flag_nor_prompt_says(toy):
+    limits, silent = {"letters": 7}, toy.prompt("abc")
+    assert Sampling(max_tokens_of=limits).of(silent).max_tokens == 7
+    assert Sampling(max_tokens_of={"other": 7}).of(silent).max_tokens == DEFAULT_MAX_TOKENS
+    assert Sampling(max_tokens=5, max_tokens_of=limits).of(silent).max_tokens == 5
+    own = toy.prompt("abc", sampling={"max_tokens": 9})
+    assert Sampling(max_tokens_of=limits).of(own).max_tokens == 9
 
 
 def test_a_differing_output_is_found_with_position_and_margin(toy, letters):
