@@ -32,7 +32,7 @@ def _refuse_empty(words: Sequence[str]) -> None:
         flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
         if value.strip() or (word.startswith("--") and "=" not in word):
             continue
-        where = flag if flag.startswith("-") else "an argument"
+        where = flag if flag.strip("-") and flag.startswith("-") else "an argument"
         raise UserError(f"{where} is empty; is a variable unset?")
 
 

@@ -64,6 +64,7 @@ def test_the_command_line_says_so_in_one_line(capsys: pytest.CaptureFixture[str]
         (["train", "labels", "--out", " "], "--out is empty"),
         (["train", "labels", "--out="], "--out is empty"),
         (["train", ""], "an argument is empty"),
+        (["fetch", "--", ""], "an argument is empty"),
         ([""], "an argument is empty"),
     ],
 )
