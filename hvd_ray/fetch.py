@@ -12,6 +12,7 @@ from hvd_ray.targets.identity import (
     head_fingerprint,
     model_fingerprint,
     tokenizer_sha,
+    vocab_size_of,
 )
 from hvd_ray.targets.progress import FetchProgress, LoggedProgress
 
@@ -23,6 +24,7 @@ __all__ = [
     "resolve_model",
     "resolve_tokenizer",
     "tokenizer_sha",
+    "vocab_size_of",
 ]
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
-from hvd_ray.fetch import resolve_tokenizer, tokenizer_sha
+from hvd_ray.fetch import resolve_tokenizer, tokenizer_sha, vocab_size_of
 from hvd_ray.payoff.features import FEATURE_VERSION, FeatureExtractor
 from hvd_ray.payoff.token_classes import TokenClasses, cached_token_classes
 from hvd_ray.pipelines.collect import default_num_workers
@@ -30,6 +30,9 @@ from hvd_ray.provenance import provenance
 from hvd_ray.text import HFTextCodec
 from hvd_ray.traces.label import ModelLabeller
 from hvd_ray.traces.schema import SCHEMA_VERSION
+from hvd_ray.traces.store import finished_parts, refuse_unknown_tokens
+
+MOST_PADDING = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,18 @@ def label(options: LabelOptions, config: Config, *, progress: RunProgress) -> di
     plan = plan_labels(options.traces, num_shards=options.num_shards)
     model = options.model or _noted_model(options, plan)
     classes = token_classes_of(model, plan.tokenizer_sha)
+    refuse_unknown_tokens(options.traces, num_token_ids=_num_token_ids(model, classes))
     facts = None
     if options.with_eagle3:
         config = config.model_copy(update={"model": model})
         facts = find_model(config, traces=options.traces)
     with claimed(options.out, _settings(options, config, plan, facts)) as folder:
-        _run(plan, classes, options, config, progress)
+        try:
+            _run(plan, classes, options, config, progress)
+        except UserError:
+            if not any(finished_parts(options.out / "labels")):
+                folder.withdraw()
+            raise
         result = {**summarise(options.out, plan).as_json(), "shards": len(plan.shards)}
         folder.finish(result, about=provenance(config=config, traces_hash=plan.traces_hash))
     return {"out": str(options.out), "resumed": folder.is_resumed, **result}
@@ -160,6 +169,17 @@ def _noted_model(options: LabelOptions, plan: LabelPlan) -> str:
     """The model as the collection was told it, which may be a folder; else as the traces say."""
     manifest = read_manifest(options.traces) or {}
     return str(manifest.get("model", plan.model))
+
+
+def _num_token_ids(model_name: str, classes: TokenClasses) -> int:
+    """One more than the largest token id that the model can read or say.
+
+    Models pad the vocabulary of their tokenizer; their configuration says how far. Where only the
+    tokenizer is known, this allows for as much as models are known to add.
+    """
+    folder = Path(resolve_tokenizer(model_name).path_or_id)
+    padded = vocab_size_of(folder) or len(classes.flags_V) + MOST_PADDING
+    return max(padded, len(classes.flags_V))
 
 
 def token_classes_of(model_name: str, sha: str) -> TokenClasses:

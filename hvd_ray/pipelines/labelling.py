@@ -27,6 +27,7 @@ from hvd_ray.traces.store import (
     read_footer,
     read_table,
     read_trace_part,
+    readable_rows,
     write_table,
 )
 
@@ -108,6 +109,8 @@ def plan_labels(place: Path, *, num_shards: int = NUM_SHARDS) -> LabelPlan:
             shard = growing.setdefault(number, _Growing({}))
             shard.files[file] = None
             shard.num_positions += row["num_positions"]
+    if not names:
+        raise UserError(f"{place}: its files hold no trace, so there is nothing to label")
     if not targets:
         raise UserError(f"{place}: every trace there has failed, so there is nothing to label")
     if len(targets) > 1:
@@ -182,11 +185,17 @@ def _counts(labels: ShardLabels) -> dict[str, int]:
 
 
 def _plan_rows(file: Path) -> list[dict[str, Any]]:
-    """What the plan needs of each trace; outputs are counted and not read out."""
-    table = read_table(file, "traces", TRACES_SCHEMA, columns=_PLAN_COLUMNS)
+    """What the plan needs of each trace; outputs are counted and not read out.
+
+    All but the long prompts is read, so that a row that is none of traces is found before
+    anything is claimed or written.
+    """
+    columns = [name for name in TRACES_SCHEMA.names if name != "prompt_token_ids"]
+    table = read_table(file, "traces", TRACES_SCHEMA, columns=columns).select(_PLAN_COLUMNS)
     lengths = pc.list_value_length(table["output_token_ids"])
     table = table.drop_columns(["output_token_ids"]).append_column("num_positions", lengths)
-    rows: list[dict[str, Any]] = table.to_pylist()
+    with readable_rows(file, "traces"):
+        rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 

@@ -14,7 +14,7 @@ from hvd_ray.serving.kept import KeptSettings
 from hvd_ray.serving.lineup import Stage, set_stage
 from hvd_ray.serving.replica import Replica
 from hvd_ray.serving.settings import ServeConfig, hot_settings, num_shared_cores
-from hvd_ray.traces.store import read_traces
+from hvd_ray.traces.store import read_traces, refuse_unknown_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -87,10 +87,11 @@ def warm(stage: Stage, served: Replica, config: ServeConfig, *, root: str) -> in
     """Put the outputs of stored traces into a tenant's cache; the number of tokens kept.
 
     Raises:
-        UserError: the traces cannot be read, or their tokens are another tokenizer's.
+        UserError: the traces cannot be read, or their tokens are not the target's.
     """
     place = config.serving.warm_traces
     assert place is not None
+    refuse_unknown_tokens(place, num_token_ids=stage.engine.capabilities.vocab_size)
     sha, scope = tokenizer_sha(root), served.scope_of(config.serving.warm_tenant)
     for number, trace in enumerate(read_traces(place)):
         if trace.tokenizer_sha != sha:

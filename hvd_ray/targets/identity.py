@@ -75,6 +75,17 @@ def tokenizer_sha(folder: str | Path) -> str:
     return digest.hexdigest()
 
 
+def vocab_size_of(folder: Path) -> int | None:
+    """Rows of the model's output head, as its configuration says; None where it says nothing."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None  # a tokenizer alone
+    sections = [config, config.get("text_config")] if isinstance(config, dict) else []
+    sizes = [section.get("vocab_size") for section in sections if isinstance(section, dict)]
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
 def _read_config(folder: Path) -> dict[str, object]:
     file = folder / "config.json"
     try:

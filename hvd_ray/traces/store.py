@@ -6,12 +6,13 @@ schema is refused by name with the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hvd_ray.errors import UserError
@@ -32,6 +33,8 @@ from hvd_ray.traces.schema import (
     traces_to_table,
 )
 from hvd_ray.types import Step
+
+TOKEN_COLUMNS = ("prompt_token_ids", "output_token_ids")
 
 
 def write_table(table: Any, path: Path) -> None:
@@ -65,12 +68,12 @@ def read_traces(place: Path) -> list[Trace]:
 
 def read_trace_part(path: Path) -> list[Trace]:
     """The traces of one file, in the order they were written."""
-    with _readable_rows(path, "traces"):
+    with readable_rows(path, "traces"):
         return traces_from_table(read_table(path, "traces", TRACES_SCHEMA))
 
 
 @contextmanager
-def _readable_rows(path: Path, table: TableName) -> Iterator[None]:
+def readable_rows(path: Path, table: TableName) -> Iterator[None]:
     """Turn what damaged values raise into one line: a file may be whole and its rows are not."""
     try:
         yield
@@ -85,7 +88,7 @@ def _readable_rows(path: Path, table: TableName) -> Iterator[None]:
 def read_steps(place: Path) -> dict[str, tuple[Step, ...]]:
     """The steps of each trace under `place`, as `read_traces` finds them."""
     tables = [read_table(path, "steps", STEPS_SCHEMA) for path in parts_of(place, "steps")]
-    with _readable_rows(place, "steps"):
+    with readable_rows(place, "steps"):
         return steps_from_table(pa.concat_tables(tables))
 
 
@@ -124,17 +127,53 @@ def read_table(path: Path, table: TableName, schema: Any, *, columns: Sequence[s
     """One file's columns, all of `schema` or those named, checked against `schema`.
 
     Raises:
-        UserError: the file is absent, broken or of another schema; the message says how.
+        UserError: the file is absent, broken or of another schema, or a value is missing or
+            impossible; the message says where.
     """
     try:
         with pq.ParquetFile(path) as file:
             _check_schema(path, file.schema_arrow, table, schema)
-            return file.read(columns=list(columns) or schema.names)
+            found = file.read(columns=list(columns) or schema.names)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a Parquet file of {table}") from None
     except (pa.ArrowException, OSError) as error:
         cause = str(error).splitlines()[0]
         raise UserError(f"{path}: no readable Parquet file of {table} ({cause})") from None
+    _check_values(path, found, table, schema)
+    return found
+
+
+def refuse_unknown_tokens(place: Path, *, num_token_ids: int) -> None:
+    """Make sure that a target has every token of the traces under `place`.
+
+    Raises:
+        UserError: a token id is `num_token_ids` or more; file, trace and token are named.
+    """
+    for path in parts_of(place, "traces"):
+        if _may_reach(path, num_token_ids):
+            columns = ("trace_id", *TOKEN_COLUMNS)
+            table = read_table(path, "traces", TRACES_SCHEMA, columns=columns)
+            for name in TOKEN_COLUMNS:
+                odd = _first_token(table[name], lambda ids: pc.greater_equal(ids, num_token_ids))
+                if odd is not None:
+                    row, token = odd
+                    raise UserError(
+                        f"{path}: {_row_name(table, row)}: {name} holds {token}, and the "
+                        f"model knows no token beyond {num_token_ids - 1}"
+                    )
+
+
+def _may_reach(path: Path, token_id: int) -> bool:
+    """Whether a part may hold such a token, by its footer."""
+    footer = read_footer(path)
+    groups = (footer.row_group(index) for index in range(footer.num_row_groups))
+    for column in (group.column(i) for group in groups for i in range(group.num_columns)):
+        if column.path_in_schema.partition(".")[0] in TOKEN_COLUMNS:
+            figures = column.statistics
+            is_known = figures is not None and (figures.has_min_max or not figures.num_values)
+            if not is_known or (figures.has_min_max and figures.max >= token_id):
+                return True
+    return False
 
 
 def num_rows(path: Path) -> int:
@@ -183,6 +222,43 @@ def _check_column(path: Path, found: Any, column: Any) -> None:
     kind = found.field(index).type
     if not kind.equals(column.type):
         raise UserError(f"{path}: the column {column.name} is {kind}, expected {column.type}")
+
+
+def _check_values(path: Path, found: Any, table: TableName, schema: Any) -> None:
+    """Arrow reads a column that may hold no null as if it may."""
+    for name in found.column_names:
+        column = found[name]
+        if column.null_count and not schema.field(name).nullable:
+            row = pc.index(pc.is_null(column), True).as_py()
+            _refuse_row(path, found, table, row, f"{name} is missing")
+        if name in TOKEN_COLUMNS:
+            odd = _first_token(column, lambda ids: pc.fill_null(pc.less(ids, 0), True))
+            if odd is not None:
+                row, token = odd
+                _refuse_row(path, found, table, row, f"{name} holds {token}, which is no token")
+
+
+def _refuse_row(path: Path, found: Any, table: TableName, row: int, why: str) -> NoReturn:
+    name = _row_name(found, row)
+    raise UserError(f"{path}: holds a row that is none of {table} ({name}: {why})")
+
+
+def _first_token(column: Any, is_odd: Callable[[Any], Any]) -> tuple[int, Any] | None:
+    """Row and value of the first token of a column of lists for which `is_odd` holds."""
+    row = 0
+    for chunk in column.chunks:
+        ids = chunk.flatten()
+        index = pc.index(is_odd(ids), True).as_py()
+        if index >= 0:
+            return row + pc.list_parent_indices(chunk)[index].as_py(), ids[index].as_py()
+        row += len(chunk)
+    return None
+
+
+def _row_name(table: Any, row: int) -> str:
+    """`trace ID` where that is known, else `row N`."""
+    name = table["trace_id"][row].as_py() if "trace_id" in table.column_names else None
+    return f"row {row}" if name is None else f"trace {name}"
 
 
 def _read_labels_part(path: Path, schema: Any) -> Any:

@@ -23,7 +23,7 @@ from hvd_ray.pipelines.shards import RunProgress
 from hvd_ray.provenance import provenance
 from hvd_ray.systems import load_engine
 from hvd_ray.traces.schema import Trace, cut_at_loop
-from hvd_ray.traces.store import read_traces
+from hvd_ray.traces.store import read_traces, refuse_unknown_tokens
 from hvd_ray.traces.walk import accepted_len, in_time_order, walking
 from hvd_ray.tracking import tracked
 from hvd_ray.tuning.slim_trials import Searched, run_slim_trials
@@ -97,6 +97,7 @@ def run_slim_search(
     recordings = record(read_traces(options.traces), config, num_tokens=options.num_tokens)
     progress.stage(f"loading {config.model} ({config.dtype})")
     engine, _ = load_engine(config)
+    refuse_unknown_tokens(options.traces, num_token_ids=engine.capabilities.vocab_size)
     _require_slim(engine)
     search, held = split_window(recordings)
     with claimed(options.out, _settings(options, config, recordings)) as folder:

@@ -10,7 +10,7 @@ from hvd_ray.config import Config
 from hvd_ray.pipelines.shards import RunProgress
 from hvd_ray.provenance import provenance
 from hvd_ray.systems import find_slim, load_engine
-from hvd_ray.traces.store import read_traces
+from hvd_ray.traces.store import read_traces, refuse_unknown_tokens
 from hvd_ray.tracking import tracked
 from hvd_ray.tuning.slim import record
 from hvd_ray.verify.gate import LearnedGate
@@ -47,6 +47,7 @@ def run_gate_training(
     recordings = record(read_traces(options.traces), config, num_tokens=options.num_tokens)
     progress.stage(f"loading {config.model} ({config.dtype})")
     engine, _ = load_engine(config)
+    refuse_unknown_tokens(options.traces, num_token_ids=engine.capabilities.vocab_size)
     learn, held = split_window(recordings)
     progress.stage("reading what target and slim model say")
     examples = examples_of(Window(engine, tuple(learn)).views(slim.layers))

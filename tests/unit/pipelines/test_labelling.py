@@ -124,11 +124,12 @@ def test_the_hash_follows_ids_and_time(tmp_path):
         ([_trace(1), _trace(1)], "t01 stands in"),
         ([_trace(1), replace(_trace(2), tokenizer_sha="other")], "several tokenizers"),
         ([_trace(1, output_token_ids=(), error="no")], "every trace there has failed"),
+        ([], "its files hold no trace, so there is nothing to label"),
     ],
 )
 def test_traces_that_cannot_be_labelled_together_are_refused(tmp_path, traces, reason):
     with pytest.raises(UserError, match=reason):
-        plan_labels(_written(tmp_path, traces, parts=len(traces)))
+        plan_labels(_written(tmp_path, traces, parts=max(1, len(traces))))
 
 
 def test_a_trace_of_another_schema_is_named(tmp_path):
@@ -136,4 +137,25 @@ def test_a_trace_of_another_schema_is_named(tmp_path):
     file = folder / "traces" / "p0.parquet"
     pa.parquet.write_table(pa.parquet.read_table(file).drop_columns(["scope"]), file)
     with pytest.raises(UserError, match=r"p0\.parquet: the column scope is missing"):
+        plan_labels(folder)
+
+
+def test_a_row_that_is_none_of_traces_is_found_before_anything_is_dealt(tmp_path):
+    folder = _written(tmp_path, [_trace(1), _trace(2)], parts=1)
+    file = folder / "traces" / "p0.parquet"
+    table = pa.parquet.read_table(file)
+    index, ids = table.schema.get_field_index("session_id"), pa.array(["s", None])
+    pa.parquet.write_table(table.set_column(index, "session_id", ids), file)
+    with pytest.raises(UserError, match=r"p0\.parquet: .* traces \(trace t02: session_id is miss"):
+        plan_labels(folder)
+
+
+def test_a_time_beyond_the_calendar_is_one_line(tmp_path):
+    folder = _written(tmp_path, [_trace(1)], parts=1)
+    file = folder / "traces" / "p0.parquet"
+    table = pa.parquet.read_table(file)
+    index, kind = table.schema.get_field_index("created_at"), table.schema.field("created_at").type
+    times = pa.array([2**62], pa.int64()).cast(kind)
+    pa.parquet.write_table(table.set_column(index, "created_at", times), file)
+    with pytest.raises(UserError, match=r"p0\.parquet: holds a row that is none of traces"):
         plan_labels(folder)

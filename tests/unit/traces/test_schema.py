@@ -155,3 +155,79 @@ def test_writing_into_a_file_instead_of_a_folder_is_a_clear_line(tmp_path, make_
     (tmp_path / "file").write_text("here")
     with pytest.raises(UserError, match="cannot write"):
         store.write_traces([make_trace()], tmp_path / "file" / "a.parquet")
+
+
+def _with_nothing_in(column: str):
+    def change(table):
+        index, kind = table.schema.get_field_index(column), table.schema.field(column).type
+        values = [*table[column].to_pylist()[:-1], None]
+        if column == "sampling":
+            empty = pa.nulls(1, kind)
+            return table.set_column(
+                index, column, pa.chunked_array([*table[column].slice(0, 1).chunks, empty])
+            )
+        return table.set_column(index, pa.field(column, kind), pa.array(values, kind))
+
+    return change
+
+
+@pytest.mark.parametrize("column", [c.name for c in schema.TRACES_SCHEMA if not c.nullable])
+def test_a_value_that_is_missing_is_named(tmp_path, make_trace, column):
+    path = tmp_path / "a.parquet"
+    store.write_traces([make_trace("t0"), make_trace("t1")], path)
+    _rewrite(path, _with_nothing_in(column))
+    name = "row 1" if column == "trace_id" else "trace t1"
+    with pytest.raises(UserError) as refused:
+        store.read_traces(path)
+    assert str(refused.value) == (
+        f"{path}: holds a row that is none of traces ({name}: {column} is missing)"
+    )
+
+
+@pytest.mark.parametrize("column", [c.name for c in schema.STEPS_SCHEMA if not c.nullable])
+def test_a_value_that_is_missing_in_a_step_is_named(tmp_path, column):
+    path = tmp_path / "a.parquet"
+    store.write_steps([("a", STEP), ("b", STEP)], path)
+    _rewrite(path, _with_nothing_in(column))
+    with pytest.raises(UserError, match=rf"a\.parquet: .* none of steps .*: {column} is missing"):
+        store.read_steps(path)
+
+
+def test_a_value_that_is_missing_in_a_label_is_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    found = schema.labels_schema(("score",), 7)
+    row = {field.name: pa.scalar(1).cast(field.type).as_py() for field in found}
+    store.write_table(pa.Table.from_pylist([row, row], schema=found), path)
+    _rewrite(path, _with_nothing_in("session_id"))
+    with pytest.raises(UserError, match=r"none of labels \(trace 1: session_id is missing"):
+        store.read_labels(path, feature_names=("score",), feature_version=7)
+
+
+@pytest.mark.parametrize("column", store.TOKEN_COLUMNS)
+@pytest.mark.parametrize("token", [-3, None])
+def test_a_token_that_is_none_is_named(tmp_path, make_trace, column, token):
+    path = tmp_path / "a.parquet"
+    store.write_traces([make_trace("t0", output=()), make_trace("t1")], path)
+
+    def change(table):
+        kind = table.schema.field(column).type
+        lists = [table[column].to_pylist()[0], [7, token]]
+        index = table.schema.get_field_index(column)
+        return table.set_column(index, pa.field(column, kind), pa.array(lists, kind))
+
+    _rewrite(path, change)
+    with pytest.raises(UserError, match=rf"trace t1: {column} holds {token}, which is no token"):
+        store.read_traces(path)
+
+
+@pytest.mark.parametrize("has_figures", [True, False], ids=["footer", "no footer"])
+def test_a_token_that_the_model_does_not_know_is_named(tmp_path, make_trace, has_figures):
+    path = tmp_path / "traces" / "a.parquet"
+    traces = [make_trace("t0", prompt=(99,), output=()), make_trace("t1", output=(5, 10**9))]
+    store.write_traces(traces, path)
+    pq.write_table(pq.read_table(path), path, write_statistics=has_figures)
+    with pytest.raises(UserError, match=r"a\.parquet: trace t1: output_token_ids holds 1000000000"):
+        store.refuse_unknown_tokens(tmp_path, num_token_ids=100)
+    with pytest.raises(UserError, match=r"trace t0: prompt_token_ids holds 99, .* beyond 98"):
+        store.refuse_unknown_tokens(tmp_path, num_token_ids=99)
+    store.refuse_unknown_tokens(tmp_path, num_token_ids=10**9 + 1)

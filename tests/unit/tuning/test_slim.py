@@ -35,7 +35,8 @@ def test_what_no_search_can_use_is_refused(tmp_path, given, message):
 def test_a_folder_is_one_searchs(tmp_path, monkeypatch):
     """The trials read their recordings from it: those of another search would go unnoticed."""
     recordings = [Recorded(np.arange(9, dtype=np.int32), 2)] * 4
-    engine = SimpleNamespace(capabilities=SimpleNamespace(can_slim=True))
+    engine = SimpleNamespace(capabilities=SimpleNamespace(can_slim=True, vocab_size=9))
+    monkeypatch.setattr(slim, "refuse_unknown_tokens", lambda *_, **__: None)
     monkeypatch.setattr(slim, "read_traces", lambda _: [])
     monkeypatch.setattr(slim, "record", lambda *_, **__: recordings)
     monkeypatch.setattr(slim, "load_engine", lambda _: (engine, None))
