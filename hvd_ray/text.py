@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hvd_ray.errors import UserError
+from hvd_ray.targets.loading import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,15 +96,7 @@ class HFTextCodec:
     """
 
     def __init__(self, path: str | Path) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path))
-        except (OSError, ValueError, KeyError) as error:
-            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(
-                f"model {path}: its tokenizer cannot be loaded ({first_line})"
-            ) from None
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(path)
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text))

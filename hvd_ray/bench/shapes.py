@@ -166,7 +166,9 @@ def build(name: str, device: str) -> tuple[TorchEngine, Eagle3Head]:
     config = AutoConfig.for_model(shape.model_type, **shape.config)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False
+        ).requires_grad_(False)
         head_config = config_for_target(model, draft_vocab_size=shape.draft_vocab_size)
         vocabulary_V = torch.arange(shape.draft_vocab_size)
         weights = weights_from_target(model, head_config, vocabulary_V).to(dtype)

@@ -75,7 +75,7 @@ def target_limits(config: Config) -> EngineCapabilities:
     Raises:
         UserError: the model's configuration cannot be read.
     """
-    from hvd_ray.engines.torch_engine import read_model_config
+    from hvd_ray.targets.loading import read_model_config
 
     limits = read_model_config(resolve_model(config.model).path_or_id).get_text_config()
     return EngineCapabilities(
@@ -95,6 +95,8 @@ def engine_arguments(system: str, config: Config, wave: Wave) -> dict[str, Any]:
     """
     base: dict[str, Any] = {
         "model": resolve_model(config.model).path_or_id,
+        "trust_remote_code": False,
+        "load_format": "safetensors",
         "dtype": config.dtype,
         "max_model_len": wave.max_model_len,
         "max_num_seqs": wave.concurrency,

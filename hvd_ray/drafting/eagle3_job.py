@@ -31,6 +31,7 @@ from hvd_ray.drafting.eagle3_states import (
 from hvd_ray.drafting.eagle3_training import LogMetrics, TrainConfig, Trainer, World, aux_std, train
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
+from hvd_ray.targets.loading import load_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,9 +204,7 @@ def find_shards(folders: Sequence[Path]) -> list[Path]:
 
 def load_target(folder: Path) -> Any:
     """The target in bfloat16, ready to be read, on a GPU where there is one."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.bfloat16).eval()
+    model = load_model(folder, dtype=torch.bfloat16).eval()
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -16,6 +16,7 @@ from hvd_ray.config import Dtype
 from hvd_ray.engines.base import EngineCapabilities, Forward, KVCache
 from hvd_ray.engines.tree import tree_attention
 from hvd_ray.errors import NotSupportedError, UserError
+from hvd_ray.targets.loading import load_model, read_model_config
 from hvd_ray.types import Int32Array
 
 if TYPE_CHECKING:
@@ -136,19 +137,10 @@ class TorchEngine:
             UserError: the model cannot be loaded.
             NotSupportedError: its cache cannot be rolled back.
         """
-        from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM
-
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         _refuse_unless_croppable(read_model_config(path))
-        try:
-            model, found = AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=_DTYPES[dtype], output_loading_info=True
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"model {path}: cannot be loaded ({_first_line(error)})") from None
-        _refuse_incomplete(path, found)
+        model = load_model(path, dtype=_DTYPES[dtype])
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return cls.from_model(model.to(device), hidden_layers=hidden_layers)
 
@@ -159,14 +151,16 @@ class TorchEngine:
         """Wrap a model that is already built.
 
         Raises:
+            UserError: its configuration does not say how large it is, or what ends a text.
             NotSupportedError: its cache cannot be rolled back.
         """
         _refuse_unless_croppable(model.config)
         config = model.config.get_text_config()
+        _size(config, "num_hidden_layers")
         capabilities = EngineCapabilities(
             name="torch",
-            vocab_size=config.vocab_size,
-            context_length=config.max_position_embeddings,
+            vocab_size=_size(config, "vocab_size"),
+            context_length=_size(config, "max_position_embeddings"),
             eos_token_ids=_eos_token_ids(model),
             dtype=str(model.dtype).removeprefix("torch."),
             has_hidden=bool(hidden_layers),
@@ -251,37 +245,6 @@ class TorchEngine:
         cache.truncate(length)
 
 
-def read_model_config(path: str | Path) -> PretrainedConfig:
-    """A model's configuration.
-
-    Raises:
-        UserError: it cannot be read or does not describe a model.
-    """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(str(path))
-    except (OSError, ValueError, StrictDataclassError) as error:
-        raise UserError(
-            f"model {path}: its config.json cannot be used ({_first_line(error)})"
-        ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _refuse_incomplete(path: str | Path, found: dict[str, Any]) -> None:
-    """transformers fills weights that a checkpoint lacks with random numbers and goes on."""
-    lacking = sorted(str(key) for key in [*found["missing_keys"], *found["mismatched_keys"]])
-    if lacking:
-        raise UserError(
-            f"model {path}: {len(lacking)} weights are missing or of another shape, the first "
-            f"{lacking[0]}; its files do not belong together, fetch or copy it again"
-        )
-
-
 def _refuse_unless_croppable(config: PretrainedConfig) -> None:
     """Sliding windows and recurrent states cannot be rolled back after a rejected draft."""
     layers = DynamicCache(config=config.get_text_config()).layers
@@ -293,14 +256,22 @@ def _refuse_unless_croppable(config: PretrainedConfig) -> None:
         )
 
 
+def _size(config: PretrainedConfig, name: str) -> int:
+    value = getattr(config, name, None)
+    if not isinstance(value, int) or value < 1:
+        raise UserError(f"model {config._name_or_path}: {name} is {value!r}, expected 1 or more")
+    return value
+
+
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     """The generation config's, since chat models end turns on tokens of their own."""
     ids = model.generation_config.eos_token_id if model.generation_config else None
     if ids is None:
         ids = model.config.get_text_config().eos_token_id
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
+    listed = () if ids is None else tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    if not all(isinstance(token, int) for token in listed):
+        raise UserError(f"model {model.config._name_or_path}: eos_token_id is {ids!r}, no token id")
+    return listed
 
 
 def quiet_libraries() -> None:

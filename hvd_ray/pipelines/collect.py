@@ -145,7 +145,8 @@ def open_target(config: Config) -> tuple[TextCodec, TargetFacts]:
     Raises:
         UserError: the model cannot be found, or its configuration not be read.
     """
-    from hvd_ray.engines.torch_engine import quiet_libraries, read_model_config
+    from hvd_ray.engines.torch_engine import quiet_libraries
+    from hvd_ray.targets.loading import read_model_config
 
     quiet_libraries()
     model = resolve_model(config.model)

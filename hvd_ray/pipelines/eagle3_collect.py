@@ -59,6 +59,8 @@ def start_engine(model: Path, *, max_num_seqs: int, max_model_len: int, seed: in
 
     return LLM(
         model=str(model),
+        trust_remote_code=False,
+        load_format="safetensors",
         dtype="bfloat16",
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,

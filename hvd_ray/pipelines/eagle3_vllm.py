@@ -145,6 +145,8 @@ def _vllm_engine(config: Config, num_tokens: int) -> Any:
     num_drafted = config.drafting.eagle3.num_tokens
     return LLM(
         model=str(Path(resolve_model(config.model).path_or_id)),
+        trust_remote_code=False,
+        load_format="safetensors",
         dtype="float32",
         max_num_seqs=1,
         max_model_len=num_tokens + num_drafted + 1,

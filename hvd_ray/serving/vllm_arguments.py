@@ -29,7 +29,12 @@ def engine_arguments(config: ServeConfig) -> dict[str, Any]:
     given = dict(config.serving.vllm)
     if "model" in given:
         raise UserError("serving.vllm.model: name the model with model=, at the top")
-    arguments: dict[str, Any] = {"dtype": config.dtype, "enable_prefix_caching": True}
+    arguments: dict[str, Any] = {
+        "dtype": config.dtype,
+        "enable_prefix_caching": True,
+        "trust_remote_code": False,
+        "load_format": "safetensors",
+    }
     if not config.serving.gpus_per_replica:
         arguments |= {"enforce_eager": True}
     if not {"speculative_config", "additional_config"} & set(given):

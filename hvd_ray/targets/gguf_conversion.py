@@ -38,8 +38,10 @@ def _read(gguf: Path) -> tuple[Any, Any]:
 
     where: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
     folder = str(gguf.parent)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **where)
-    tokenizer = AutoTokenizer.from_pretrained(folder, **where)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False, **where
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **where)
     tokenizer.model_max_length = model.config.max_position_embeddings
     for trace_of_loading in ("local_files_only", "is_local", "gguf_file"):
         tokenizer.init_kwargs.pop(trace_of_loading, None)

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeGuard
 
 from hvd_ray.errors import UserError
 
@@ -14,6 +15,9 @@ _VOCABULARY_FILES = (
     ("vocab.json", "merges.txt"),
     ("tekken.json",),
 )
+_WHOLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
 _MAX_HEADER_BYTES = 100_000_000
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
@@ -27,7 +31,7 @@ def check_model_folder(folder: Path) -> None:
     """
     _read_config(folder)
     _vocabulary(folder)
-    _weights(folder)
+    _model_weights(folder)
 
 
 def model_fingerprint(folder: str | Path) -> str:
@@ -44,7 +48,7 @@ def model_fingerprint(folder: str | Path) -> str:
     config = json.dumps(_read_config(folder), sort_keys=True)
     _add(digest, b"config", config.encode())
     _add(digest, b"tokenizer", tokenizer_sha(folder).encode())
-    for file in _weights(folder):
+    for file in _model_weights(folder):
         _add(digest, file.name.encode(), *_weight_samples(file))
     return digest.hexdigest()
 
@@ -88,18 +92,22 @@ def vocab_size_of(folder: Path) -> int | None:
 
 def _read_config(folder: Path) -> dict[str, object]:
     file = folder / "config.json"
+    config = _read_json(file)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UserError(f"{file} is no transformers configuration: it has no model_type")
+    return config
+
+
+def _read_json(file: Path) -> object:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{folder} is no model folder: config.json is missing; "
+            f"{file.parent} is no model folder: {file.name} is missing; "
             "give a folder saved by transformers, or a name such as smollm2-135m"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read as JSON ({error}); fetch the model again") from None
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise UserError(f"{file} is no transformers configuration: it has no model_type")
-    return config
 
 
 def _vocabulary(folder: Path) -> list[Path]:
@@ -111,6 +119,51 @@ def _vocabulary(folder: Path) -> list[Path]:
         f"{folder} holds no tokenizer (tokenizer.json, or another known form); "
         "save one there with tokenizer.save_pretrained"
     )
+
+
+def _model_weights(folder: Path) -> list[Path]:
+    """The files that transformers loads, and no others: one, or those that an index names."""
+    if (folder / _ADAPTER).exists():
+        raise UserError(
+            f"{folder} holds an adapter ({_ADAPTER}) beside or in place of a model; merge it into "
+            "its model with merge_and_unload, and save that"
+        )
+    if (folder / _WHOLE).is_file():
+        return [folder / _WHOLE]
+    if (folder / _INDEX).is_file():
+        return _indexed(folder)
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not found:
+        _weights(folder)
+    raise UserError(
+        f"{folder} must hold weights as {_WHOLE}, or several files and {_INDEX}, found "
+        f"{found[0]}; save the model with model.save_pretrained"
+    )
+
+
+def _indexed(folder: Path) -> list[Path]:
+    """The files of a model that is spread over several; a name never leads out of the folder.
+
+    Links inside it may: the hub's cache is made of them.
+    """
+    index = _read_json(folder / _INDEX)
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    files = set(names.values()) if _is_weight_map(names) else set()
+    odd = next((name for name in files if name != Path(name).name), None)
+    if not files or odd is not None or not all(name.endswith(".safetensors") for name in files):
+        raise UserError(
+            f"{folder / _INDEX} is no index of safetensors in its folder"
+            + (f": it names {odd!r}" if odd is not None else "")
+            + "; fetch the model again"
+        )
+    missing = next((name for name in sorted(files) if not (folder / name).is_file()), None)
+    if missing is not None:
+        raise UserError(f"{folder} lacks {missing}, which its index names; fetch the model again")
+    return [folder / name for name in sorted(files)]
+
+
+def _is_weight_map(names: object) -> TypeGuard[dict[str, str]]:
+    return isinstance(names, dict) and all(isinstance(name, str) for name in names.values())
 
 
 def _weights(folder: Path) -> list[Path]:
