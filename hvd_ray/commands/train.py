@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hvd_ray.commands.train_finished import keep_answer, kept_answer, training_key
 from hvd_ray.commands.train_labels import noted, read_labels_dir
 from hvd_ray.errors import UserError
 
@@ -142,11 +143,17 @@ def _train(
     from hvd_ray.provenance import provenance
     from hvd_ray.tracking import tracked
 
+    note = folder.with_name(f".{folder.name}.run")
+    key = training_key(labels, config, settings, wants_registration=wants_registration)
+    if (found := kept_answer(folder, key)) is not None:
+        if note.exists():  # killed before its run could end
+            with tracked(config, run_name=f"train-{settings.kind}", note=note):
+                pass
+        return found, (), None
     with _shown_epochs(settings.epochs) as progress:
         progress.stage("reading labels")
         data = read_labels_dir(labels)
         progress.stage("opening the tracking store")
-        note = folder.with_name(f".{folder.name}.run")
         with tracked(config, run_name=f"train-{settings.kind}", note=note) as tracker:
             progress.stage("training")
             about = provenance(config=config, labels=str(labels))
@@ -166,15 +173,18 @@ def _train(
                 registration = _kept(
                     tracker, trained, folder, data.test, config, is_registered=is_registered
                 )
-    answer = {
-        "predictor": str(folder),
-        **(_UNREGISTERED if registration is None else registration.as_json()),
-        "run_id": tracker.run_id,
-        "training": trained.predictor.card.training,
-        "rows": [
-            {"workload": r.workload, "judge": r.judge, **r.quality.as_dict()} for r in trained.rows
-        ],
-    }
+            answer = {
+                "predictor": str(folder),
+                **(_UNREGISTERED if registration is None else registration.as_json()),
+                "run_id": tracker.run_id,
+                "training": trained.predictor.card.training,
+                "rows": [
+                    {"workload": r.workload, "judge": r.judge, **r.quality.as_dict()}
+                    for r in trained.rows
+                ],
+            }
+            if tracker.run_id is not None:
+                keep_answer(folder, key, answer)
     return answer, trained.rows, registration
 
 
@@ -311,10 +321,15 @@ def _show(
 ) -> None:
     from rich.console import Console
 
-    Console().print(_table(answer["training"], rows))
+    if rows:
+        Console().print(_table(answer["training"], rows))
     print(f"predictor: {answer['predictor']}")
     if registration is not None:
         print("\n".join(registration.lines()))
+    elif not rows:
+        if answer["registered"] is not None:
+            print(f"registered: {answer['registered']} as {answer['alias']}")
+        print("made before by the same command from the same labels; to train anew, another --out")
 
 
 def _table(training: Mapping[str, Any], rows: Sequence[QualityRow]) -> Any:

@@ -329,3 +329,26 @@ def test_a_store_that_fails_in_the_end_does_not_hide_the_predictor(
     line = refused(capsys, labels, *QUICK, "--out", tmp_path / "p")
     assert line.endswith(f"the store is gone; the predictor itself is saved: {tmp_path / 'p'}")
     assert MlpPredictor.load(tmp_path / "p").card.kind == "survival"
+
+
+def test_a_command_typed_again_finds_what_it_has_made(
+    labels: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As after a kill between the end of the run and the answer."""
+    words = [str(labels), *QUICK, "--out", str(tmp_path / "p"), "--json"]
+
+    def answer(*more: str) -> dict[str, Any]:
+        with pytest.raises(SystemExit) as stop:
+            main(["train", *words, *more])
+        assert stop.value.code == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    first = answer()
+    assert answer() == first
+    (tmp_path / ".p.run").write_text("a run that was begun and not ended")
+    assert answer() == first
+    assert not (tmp_path / ".p.run").exists()
+    other = answer("seed=7")
+    assert other["run_id"] != first["run_id"]
+    (tmp_path / "p" / "predictor.json").unlink()
+    assert answer("seed=7")["run_id"] != other["run_id"]
