@@ -41,8 +41,22 @@ def engine_arguments(config: ServeConfig) -> dict[str, Any]:
         arguments |= _hybrid(config)
     arguments |= _tools(config, given) | given
     if arguments.get("speculative_config"):
+        _refuse_processors(arguments)
         arguments.setdefault("per_request_spec_decode_metrics", "summary")
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _refuse_processors(arguments: Mapping[str, Any]) -> None:
+    """Refuse what the rows of a draft would not go through.
+
+    Raises:
+        NotSupportedError: there are logits processors.
+    """
+    if arguments.get("logits_processors"):
+        raise NotSupportedError(
+            "serving.vllm.logits_processors together with drafts, which vLLM verifies without "
+            "them; leave them out, or draft nothing with serving.vllm.speculative_config=null"
+        )
 
 
 def _hybrid(config: ServeConfig) -> dict[str, Any]:

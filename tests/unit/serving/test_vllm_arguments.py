@@ -82,6 +82,16 @@ def test_vllms_own_arguments_win() -> None:
     assert policy_name(plain) == "greedy"
 
 
+@pytest.mark.parametrize("own", [{}, {"speculative_config": {"method": "ngram"}}])
+def test_processors_that_a_draft_would_not_go_through_are_refused(own: dict[str, Any]) -> None:
+    """Case S15: with no drafts they are vLLM's to run."""
+    processors = {"logits_processors": ["mine.Processor"]}
+    with pytest.raises(NotSupportedError, match=r"serving\.vllm\.logits_processors together"):
+        arguments({"serving": {"vllm": {**own, **processors}}})
+    plain = arguments({"serving": {"vllm": {"speculative_config": None, **processors}}})
+    assert plain["logits_processors"] == ["mine.Processor"]
+
+
 def test_the_model_stands_at_the_top() -> None:
     with pytest.raises(UserError, match="at the top"):
         arguments({"serving": {"vllm": {"model": "m"}}})
