@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_ray.config import load_config
+from hvd_ray.config import Config, load_config
 from hvd_ray.context import DecodeContext, DraftHistory
 from hvd_ray.engines.toy import ToyEngine
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost import RowCosts
 from hvd_ray.payoff.cost_policy import CostPolicy
 from hvd_ray.payoff.policy import Candidates
-from hvd_ray.types import Draft, Request, SamplingParams, Source, TokenBuffer
+from hvd_ray.types import Draft, Request, SamplingParams, Source, Step, TokenBuffer
 from tests.cases.decoding import PROMPT, warm
 from tests.property.toy_requests import HEADLESS_SYSTEMS, ScoreAsPayoff, decoder
 
@@ -38,8 +38,42 @@ def test_h08_every_cycle_says_what_was_decided_and_why(system: str) -> None:
     for step in completion.steps:
         assert step.reason
         assert (step.source is Source.NONE) == (step.drafted == 0)
-        if step.tau is not None and step.predicted_payoff is not None:
-            assert (step.drafted > 0) == (step.predicted_payoff > step.tau)
+        assert (step.match_len > 0) == (step.cache_draft_len > 0)
+    assert any(step.cache_draft_len for step in completion.steps) == (
+        tried.cache_drafter is not None
+    )
+
+
+@pytest.mark.parametrize("least", [3, 6])
+def test_h08_the_match_that_was_held_against_its_threshold_is_recorded(least: int) -> None:
+    steps = repeated("rule_match", {"name": "rule_match", "min_match": least})
+    assert {step.match_len >= least for step in steps} == {True, False}
+    for step in steps:
+        assert (step.drafted > 0) == (step.match_len >= least)
+        sign = ">=" if step.drafted else "<"
+        assert step.reason == f"match {step.match_len} {sign} {least}"
+
+
+def test_h08_the_payoff_that_was_held_against_tau_is_recorded() -> None:
+    tau = 2.5
+    steps = repeated("hvd_tau", {"name": "hvd_tau", "tau": tau})
+    judged = [step for step in steps if step.cache_draft_len]
+    assert {step.drafted > 0 for step in judged} == {True, False}
+    for step in judged:
+        assert step.tau == tau
+        assert step.predicted_payoff == step.score, "the stand-in for a predictor gives the score"
+        assert (step.drafted > 0) == (step.score > tau)
+
+
+def repeated(system: str, policy: dict[str, object]) -> list[Step]:
+    """The cycles of four drawn answers, of which the cache knows a part."""
+    config = Config.model_validate({"policy": policy})
+    tried = decoder(system, ToyEngine(vocab_size=24, order=3, seed=7, sharpness=6.0), config)
+    steps: list[Step] = []
+    for seed in range(4):
+        sampling = SamplingParams(temperature=0.7, seed=seed, max_tokens=60, ignore_eos=True)
+        steps += tried.generate(Request(f"r{seed}", PROMPT, sampling)).steps
+    return steps
 
 
 def test_h09_a_likely_draft_is_declined_where_its_rows_cost_more_than_they_bring() -> None:

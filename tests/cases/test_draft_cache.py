@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 import numpy as np
+import pytest
 
 from hvd_ray.config import SuffixConfig
 from hvd_ray.drafting.suffix import SuffixDrafter
@@ -79,21 +80,25 @@ def test_c04_a_bad_streak_of_one_request_leaves_the_others_drafts() -> None:
 
 
 def test_c06_a_look_up_in_a_long_prompt_takes_no_longer_than_a_short_one() -> None:
-    """50,000 tokens of prompt; the bound is generous, the machine may be shared."""
+    """One pass over 50,000 tokens would show; the fastest of five, the machine may be shared."""
     rng = np.random.default_rng(1)
     drafter = SuffixDrafter()
     times_ms = {}
     for length in (500, 50_000):
         prompt = tuple(rng.integers(0, 500, length).tolist())
         drafter.start(Request(f"p{length}", prompt))
-        repeats = []
+        times = []
         for token in prompt[:100]:
-            started = perf_counter()
-            drafter.propose(f"p{length}", 64)
-            repeats.append((perf_counter() - started) * 1e3)
+            times.append(min(look_up_ms(drafter, f"p{length}") for _ in range(5)))
             drafter.observe(f"p{length}", (token,))
-        times_ms[length] = float(np.median(repeats))
-    assert times_ms[50_000] < 10 * times_ms[500] + 0.5
+        times_ms[length] = float(np.median(times))
+    assert times_ms[50_000] < 2 * times_ms[500] + 0.02
+
+
+def look_up_ms(drafter: SuffixDrafter, name: str) -> float:
+    started = perf_counter()
+    drafter.propose(name, 64)
+    return (perf_counter() - started) * 1e3
 
 
 def test_c07_a_scope_can_be_cleared_on_request() -> None:
@@ -108,15 +113,18 @@ def test_c07_a_scope_can_be_cleared_on_request() -> None:
     assert draft_after(drafter, OUTPUT[:8], scope="two") == ()
 
 
-def test_c08_unrelated_outputs_beside_a_good_one_do_not_hide_it() -> None:
+@pytest.mark.parametrize("num_noises", [0, 4])
+def test_c08_unrelated_outputs_beside_a_good_one_cost_no_accepted_token(num_noises: int) -> None:
+    """Noise of the same words: every pair of them is followed by anything. The drafts stay as
+    long as the match allows, and right to their last token."""
     rng = np.random.default_rng(2)
-    drafter = SuffixDrafter()
+    config = SuffixConfig()
+    drafter = SuffixDrafter(config)
     finish(drafter, "good", OUTPUT, scope="one")
-    for number in range(4):
-        noise = tuple(rng.integers(0, 100, 2_000).tolist())
+    for number in range(num_noises):
+        noise = tuple(rng.choice(OUTPUT, 2_000).tolist())
         finish(drafter, f"noise{number}", noise, scope="one")
-    accepted = []
-    for start in range(4, 30, 5):
+    for start in range(5, 40, 5):
+        longest = int(config.max_spec_factor * (start - 1))  # the last token stands for itself
         draft = draft_after(drafter, OUTPUT[:start], scope="one")
-        accepted.append(draft == OUTPUT[start : start + len(draft)] and len(draft) > 0)
-    assert all(accepted)
+        assert draft == OUTPUT[start : start + longest], start

@@ -6,7 +6,8 @@ import pytest
 
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.toy import EOS
-from tests.cases.decoding import longest_draft, same, warm, with_an_eos
+from hvd_ray.types import Request
+from tests.cases.decoding import longest_draft, params, same, warm, with_an_eos
 
 STOP_AT = (3, 20)
 """Where the stop string begins: near the start of the accepted run, and late in it."""
@@ -63,6 +64,20 @@ def test_t06_what_a_run_emitted_behind_its_end_never_drafts() -> None:
     completion = cached.ask(stop=(cached.answer.text[6:9],))
     assert longest_draft(completion) > 9
     assert drafter.num_cached_tokens - before == len(completion.token_ids) == 9
+
+
+def test_t06_history_hears_of_trimmed_tokens_only() -> None:
+    """A policy judges drafts by their fate; what lies behind the end is nobody's fate."""
+    cached = warm()
+    sampling = params(stop=(cached.answer.text[6:9],))
+    generation = cached.decoder.start(Request("cut", cached.prompt, sampling))
+    while not generation.is_finished:
+        cached.decoder.step(generation)
+    cached.decoder.close(generation)
+    completion, history = generation.completion(), generation.context.history
+    assert longest_draft(completion) > 9
+    assert history.num_since_mismatch == len(completion.token_ids) == 9
+    assert not history.outcomes, "the draft went on, so its end is not known"
 
 
 def test_t08_usage_is_counted_on_trimmed_tokens() -> None:

@@ -1,5 +1,6 @@
 """Who may call: keys, and without keys this machine alone."""
 
+import hmac
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from hvd_ray.errors import UserError
+from hvd_ray.serving.api_error import ApiError
 from hvd_ray.serving.auth import ApiKeys, is_loopback_host, load_keys
+from hvd_ray.types import scope_key
 from tests.unit.serving.conftest import make_replica
 
 KEY, OTHER = "k" * 32, "o" * 32
@@ -49,6 +52,27 @@ def test_a_key_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_keys_are_never_shown() -> None:
     assert KEY not in repr(KEYS)
+
+
+@pytest.mark.parametrize("given", [KEY, OTHER, "w" * 32])
+def test_every_key_is_compared_in_constant_time(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither how much of a key was right nor which key fits shows in the time."""
+    compared: list[bytes] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    header = f"Bearer {given}"
+    if given in (KEY, OTHER):
+        assert KEYS.tenant(authorization=header, peer=None, host=None)
+    else:
+        with pytest.raises(ApiError):
+            KEYS.tenant(authorization=header, peer=None, host=None)
+    assert compared == [KEY.encode(), OTHER.encode()]
 
 
 @pytest.mark.parametrize(
@@ -106,10 +130,12 @@ def test_no_tenant_drafts_from_anothers_outputs(open_client: Callable[..., TestC
     warm = accepted(KEY)
     assert warm > cold
     assert accepted(OTHER, user="alice") == cold
-    assert accepted(OTHER, cache_salt="alice") == cold
     assert accepted(KEY, cache_salt="one") == cold
     assert accepted(KEY, cache_salt="one") == warm
     assert accepted(KEY, cache_salt="two") == cold
+    scope = scope_key(tenant="alice", model="toy")
+    for salt in ("alice", scope, f"{scope}/one", f"../{scope}", "one"):
+        assert accepted(OTHER, cache_salt=salt) == cold, "a salt is a word, never a whole scope"
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,17 @@ def test_choices_of_several_prompts_are_in_order(client: TestClient) -> None:
     assert texts[2] == alone
 
 
+def test_requests_without_a_seed_have_streams_of_their_own(client: TestClient) -> None:
+    """Case S11: also one after the other, and the choices of one request."""
+    drawn = {"temperature": 1.5, "ignore_eos": True, "max_tokens": 40}
+    texts = [complete(client, **drawn)["choices"][0]["text"] for _ in range(4)]
+    texts += [choice["text"] for choice in complete(client, n=4, **drawn)["choices"]]
+    texts += [chat(client, **drawn)["choices"][0]["message"]["content"] for _ in range(2)]
+    assert len(set(texts)) == 10
+    seeded = {complete(client, seed=0, **drawn)["choices"][0]["text"] for _ in range(2)}
+    assert len(seeded) == 1
+
+
 def test_streams_of_several_choices_keep_them_apart(client: TestClient) -> None:
     extra = {"n": 3, "temperature": 1.0, "seed": 11}
     whole = complete(client, **extra)
@@ -236,6 +247,7 @@ def test_prometheus_counts_tokens_by_source(client: TestClient) -> None:
     [
         ({"foo": 1}, "foo"),
         ({"best_of": 2}, "best_of"),
+        ({"logits_processors": ["mine.Processor"]}, "logits_processors"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"verification": "tiered"}, "verification"),

@@ -146,6 +146,23 @@ def test_who_leaves_frees_the_slot_within_one_step(replica: Replica) -> None:
     asyncio.run(run())
 
 
+def test_who_leaves_is_computed_for_no_further(gated: Any) -> None:
+    """Case L09: the request would run for 400 passes more; it takes the one under way."""
+    replica, gate = gated
+    engine = replica._stage.engine
+
+    async def run() -> None:
+        async with aclosing(replica.serve(call())) as batches:
+            assert isinstance((await anext(batches))[0], Opening)
+            await until(lambda: replica._loop.num_running == 1)
+        assert replica._num_requests == 0
+        gate.set()
+        await until(lambda: replica._loop.num_running == 0)
+
+    asyncio.run(run())
+    assert engine.num_passes <= 1
+
+
 def test_thousands_who_leave(replica: Replica) -> None:
     """Nothing is left of them, and the one who stays gets its answer."""
 

@@ -60,12 +60,13 @@ def test_a_prefill_chunk_is_no_cycle(bench: Bench) -> None:
 def test_a_step_is_recorded_with_what_became_of_its_draft(bench: Bench) -> None:
     bench.runner.add("a", [1, 2, 3])
     bench.step({"a": [4]})
-    draft = Draft(Source.SUFFIX, (5, 6, 7))
-    bench.tracked("a").plan = Plan(4, draft, draft, predicted_payoff=2.0, reason="why")
+    draft = Draft(Source.SUFFIX, (5, 6, 7), score=1.5, match_len=6)
+    bench.tracked("a").plan = Plan(4, draft, draft, predicted_payoff=2.0, tau=1.75, reason="why")
     bench.step({"a": [5, 9]}, drafted={"a": 3})
     step = bench.steps[-1]
     assert (step.source, step.drafted, step.accepted, step.emitted) == (Source.SUFFIX, 3, 1, 2)
-    assert (step.predicted_payoff, step.reason, step.position) == (2.0, "why", 1)
+    assert (step.predicted_payoff, step.tau, step.reason, step.position) == (2.0, 1.75, "why", 1)
+    assert (step.match_len, step.score, step.cache_draft_len) == (6, 1.5, 3)
     outcome = bench.tracked("a").context.history.outcomes[-1]
     assert (outcome.draft_len, outcome.accepted_len, outcome.predicted) == (3, 1, 2.0)
 
@@ -97,6 +98,21 @@ def test_a_preempted_request_keeps_its_place_and_drops_its_draft(bench: Bench) -
     assert bench.tokens("a") == [1, 2, 3, 4]
     assert (bench.steps[-2].source, bench.steps[-2].drafted) == (Source.NONE, 0)
     assert bench.ended == []
+
+
+@pytest.mark.parametrize("position", [2, 4])
+def test_a_plan_of_another_moment_counts_for_nothing(bench: Bench, position: int) -> None:
+    """Case G03: its tokens stand somewhere else by now, whatever vLLM verified."""
+    bench.runner.add("a", [1, 2])
+    bench.step({"a": [3]})
+    draft = Draft(Source.SUFFIX, (4, 5, 6), match_len=2)
+    bench.tracked("a").plan = Plan(position, draft, draft, predicted_payoff=2.0)
+    bench.step({"a": [4, 5]}, drafted={"a": 3})
+    step = bench.steps[-1]
+    assert (step.source, step.drafted, step.accepted, step.match_len) == (Source.NONE, 0, 0, 0)
+    assert step.predicted_payoff is None
+    bench.step({"a": [7]})
+    assert not bench.tracked("a").context.history.outcomes
 
 
 def test_finished_and_aborted_requests_leave(bench: Bench) -> None:
@@ -144,6 +160,8 @@ def test_nothing_beyond_the_end_is_remembered(bench: Bench) -> None:
     bench.step({"a": [3, 0, 4, 5], "b": [3, 4, 5]})
     assert bench.tokens("a") == [1, 2, 3, 0]
     assert bench.tokens("b") == [1, 2, 3, 4]
+    for request_id in "ab":
+        assert bench.tracked(request_id).context.history.num_since_mismatch == 2
     assert bench.tracked("a").is_ended
     assert bench.tracked("b").is_ended
 
