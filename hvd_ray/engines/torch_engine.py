@@ -28,6 +28,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PREFILL_ROWS = 512
 _MASKED_ATTENTION = ("sdpa", "eager")
 """Implementations that take a mask of our own."""
+_MAX_CAUSE_CHARS = 200
 _SLIM_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types whose layers are attention and MLP with a norm before each, and nothing else."""
 
@@ -135,7 +136,7 @@ class TorchEngine:
 
         Raises:
             UserError: the model cannot be loaded.
-            NotSupportedError: its cache cannot be rolled back.
+            NotSupportedError: its cache cannot be rolled back, or it keeps none.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -152,7 +153,7 @@ class TorchEngine:
 
         Raises:
             UserError: its configuration does not say how large it is, or what ends a text.
-            NotSupportedError: its cache cannot be rolled back.
+            NotSupportedError: its cache cannot be rolled back, or it keeps none.
         """
         _refuse_unless_croppable(model.config)
         config = model.config.get_text_config()
@@ -167,7 +168,9 @@ class TorchEngine:
             has_trees=config._attn_implementation in _MASKED_ATTENTION,
             can_slim=config.model_type in _SLIM_TYPES and config._attn_implementation == "sdpa",
         )
-        return cls(model.eval(), capabilities, hidden_layers)
+        engine = cls(model.eval(), capabilities, hidden_layers)
+        _refuse_unless_cached(engine)
+        return engine
 
     def new_cache(self) -> TorchCache:
         return TorchCache(self.model.config.get_text_config().num_hidden_layers)
@@ -253,6 +256,29 @@ def _refuse_unless_croppable(config: PretrainedConfig) -> None:
         raise NotSupportedError(
             f"model type {config.model_type!r} keeps {', '.join(sorted(odd))} caches, which cannot "
             "forget a rejected draft; use a model with full attention in every layer"
+        )
+
+
+def _refuse_unless_cached(engine: TorchEngine) -> None:
+    """A model with a state of its own may take a cache, leave it empty, and read every pass without
+    what came before, in silence: RWKV does."""
+    token_ids, cache = np.zeros(2, dtype=np.int32), engine.new_cache()
+    try:
+        engine.forward(token_ids, cache, num_logits=1)
+        engine.forward(token_ids[:1], cache, num_logits=1)
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+        cause = next(iter(str(error).splitlines()), type(error).__name__)
+        raise NotSupportedError(
+            f"model type {engine.model.config.model_type!r}: two tokens and one more after them "
+            f"cannot be read ({cause[:_MAX_CAUSE_CHARS]})"
+        ) from error
+    lengths = {layer.length for layer in cache.growing}
+    if lengths != {3}:
+        held = ", ".join(str(length) for length in sorted(lengths))
+        raise NotSupportedError(
+            f"model type {engine.model.config.model_type!r} reads past its cache (3 tokens read, "
+            f"its layers hold {held}), so a pass would not see the text before it; use a model "
+            "with full attention in every layer"
         )
 
 

@@ -114,6 +114,44 @@ def test_a_sliding_window_model_is_refused_by_name() -> None:
         TorchEngine.from_model(MistralForCausalLM(config))
 
 
+def recurrent_folder(folder: Path) -> Path:
+    """A tiny RWKV, which keeps a state and no keys and values."""
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    torch.manual_seed(0)
+    config = RwkvConfig(
+        vocab_size=64, hidden_size=16, attention_hidden_size=16, num_hidden_layers=2
+    )
+    config.max_position_embeddings = 64
+    RwkvForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_v10_a_recurrent_model_is_refused_by_name(tmp_path: Path) -> None:
+    """It would take our cache, leave it empty and read each pass without its prefix, in silence."""
+    folder = recurrent_folder(tmp_path / "rwkv")
+    with pytest.raises(NotSupportedError, match=r"'rwkv'.*past its cache.*hold 0") as caught:
+        TorchEngine.load(folder, dtype="float32")
+    assert "\n" not in str(caught.value)
+
+
+def test_v10_a_model_of_which_one_layer_keeps_nothing_is_refused(tiny_llama_path: Path) -> None:
+    """A hybrid's attention fills its cache while the other layers hold their state elsewhere."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_llama_path, use_safetensors=True)
+    model.model.layers[1].self_attn = _Stateful()
+    with pytest.raises(NotSupportedError, match=r"'llama'.*hold 0, 3"):
+        TorchEngine.from_model(model)
+
+
+class _Stateful(torch.nn.Module):
+    def forward(
+        self, hidden_states: torch.Tensor, **_: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return hidden_states.cumsum(dim=1), None
+
+
 def test_a_folder_without_a_model_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be used") as caught:
         TorchEngine.load(tmp_path)
