@@ -41,6 +41,14 @@ class TextCodec(Protocol):
         """The prompt of a conversation, up to and with the opening of the answer."""
         ...
 
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text of that prompt."""
+        ...
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The tokens of such a text, which holds its control tokens already."""
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def token_text(self, token_id: int) -> str:
@@ -102,6 +110,12 @@ class HFTextCodec:
         return list(self.tokenizer.encode(text))
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.encode_rendered(self.render_chat(messages))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The chat template's rendering, with the opening of the assistant's turn.
 
         Raises:
@@ -117,7 +131,7 @@ class HFTextCodec:
             )
         except (TemplateError, TypeError) as error:
             raise UserError(f"the chat template refuses these messages: {error}") from None
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return str(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return _decode(self.tokenizer, token_ids)

@@ -113,7 +113,13 @@ class ToyCodec:
         return [ord(letter) - FIRST_LETTER + 1 for letter in text]
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        return [token for message in messages for token in self.encode(message["content"])]
+        return self.encode_rendered(self.render_chat(messages))
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return "".join(message["content"] for message in messages)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        return self.encode(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(chr(token + FIRST_LETTER - 1) for token in token_ids if token != EOS)

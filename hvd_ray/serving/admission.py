@@ -61,8 +61,6 @@ class Admission:
                 self._refuse_endless(prompt, "prompt")
                 token_ids = tuple(self.codec.encode(prompt))
             elif prompt and isinstance(prompt[0], Message):
-                for message in prompt:
-                    self._refuse_endless(message.content, "messages")
                 token_ids = self._encode_chat(prompt)
             else:
                 token_ids = tuple(prompt)  # type: ignore[arg-type]
@@ -73,20 +71,32 @@ class Admission:
 
     def _encode_chat(self, messages: Sequence[Any]) -> tuple[int, ...]:
         turns = [{"role": turn.role, "content": turn.content} for turn in messages]
-        return tuple(self.codec.encode_chat(turns))
+        text = self.codec.render_chat(turns)
+        self._refuse_endless(text, "messages")
+        return tuple(self.codec.encode_rendered(text))
+
+    @property
+    def _most_tokens(self) -> int:
+        """Of a prompt, so that one more fits into the context."""
+        room = self.capabilities.context_length - 1
+        return min(self.limits.max_prompt_tokens or room, room)
 
     def _refuse_endless(self, text: str, param: str) -> None:
         """Refuse a text by its beginning: a megabyte takes a second to tokenize, and others wait.
 
+        Of a conversation it is the whole that counts, since many small messages are as much.
+
         Raises:
             RefusedError: a part of it is too long already.
         """
-        size = _USUAL_CHARS * self.capabilities.context_length
+        most = self._most_tokens
+        size = _USUAL_CHARS * (most + 1)
         while size < len(text):
-            if len(self.codec.encode(text[:size])) > self.capabilities.context_length:
+            if len(self.codec.encode(text[:size])) > most + 1:
                 raise RefusedError(
                     f"{param}: its first {size} of {len(text)} characters are more tokens than the "
-                    f"model's context of {self.capabilities.context_length}",
+                    f"{most} that are served here (the model's context is "
+                    f"{self.capabilities.context_length})",
                     param,
                     "context_length_exceeded",
                 )
@@ -95,13 +105,12 @@ class Admission:
     def _check_prompt(self, prompt: Prompt, token_ids: tuple[int, ...]) -> None:
         is_chat = bool(prompt) and isinstance(prompt[0], Message)
         param = "messages" if is_chat else "prompt"
-        capabilities, limits = self.capabilities, self.limits
+        capabilities, most = self.capabilities, self._most_tokens
         if not token_ids:
             raise RefusedError(f"{param}: is empty", param)
-        allowed = limits.max_prompt_tokens or capabilities.context_length - 1
-        if len(token_ids) > min(allowed, capabilities.context_length - 1):
+        if len(token_ids) > most:
             raise RefusedError(
-                f"{param}: has {len(token_ids)} tokens; at most {allowed} are served here (the "
+                f"{param}: has {len(token_ids)} tokens; at most {most} are served here (the "
                 f"model's context is {capabilities.context_length})",
                 param,
                 "context_length_exceeded",

@@ -6,9 +6,11 @@ that come back. Errors are OpenAI-shaped whatever their cause.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -120,8 +122,19 @@ class Front:
         }
         return [
             *(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
-            *(Route(path, handler, methods=["GET"]) for path, handler in gets.items()),
+            *(Route(path, self._near(handler), methods=["GET"]) for path, handler in gets.items()),
         ]
+
+    def _near(self, handler: Handler) -> Handler:
+        """What is open to everybody with keys is this machine's own without them: else a page
+        whose name a browser was made to take for this machine could read it."""
+
+        async def guarded(request: Request) -> Response:
+            if self.keys.is_open:
+                self._tenant(request)
+            return await handler(request)
+
+        return guarded
 
     # -- text ------------------------------------------------------------------------------
 
@@ -149,7 +162,7 @@ class Front:
             request_id=_own_id(answer_id),
             tenant=tenant,
             session=session,
-            limit_s=self.limits.request_timeout_s,
+            limit_s=self._time_left_s(request),
         )
         tally = Tally(self.metrics)
         log = RequestLog(answer_id, request.url.path, tenant, call, tally)
@@ -290,6 +303,15 @@ class Front:
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, f"expected Content-Type application/json, got {kind or 'none'}")
+        limit_s, request.state.began_s = self.limits.request_timeout_s, time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._body(request)
+        except TimeoutError:
+            message = f"the body did not arrive within {limit_s:g} s"
+            raise ApiError(408, message, code="timeout") from None
+
+    async def _body(self, request: Request) -> bytes:
         limit, size, parts = self.limits.max_body_bytes, 0, []
         async for part in request.stream():
             size += len(part)
@@ -297,6 +319,11 @@ class Front:
                 raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
             parts.append(part)
         return b"".join(parts)
+
+    def _time_left_s(self, request: Request) -> float:
+        """Of the request's limit, once its body is there; tenths of a second count."""
+        took_s: float = round(time.monotonic() - request.state.began_s, 1)
+        return max(0.0, self.limits.request_timeout_s - took_s)
 
     # -- errors ----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isinf
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,6 +27,8 @@ from hvd_ray.types import (
 
 MAX_CHOICES = 128
 MAX_STOPS = 32
+MAX_MESSAGES = 4096
+"""Of a conversation, and parts of a message: a template takes its time for each, however short."""
 MAX_TOKEN_LIST = 1024
 """Biases and stop tokens are looked at for every token that is decoded."""
 
@@ -194,7 +197,7 @@ class CompletionRequest(_Generation):
 
 
 class ChatRequest(_Generation):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     logprobs: bool = False
@@ -220,7 +223,7 @@ class ChatRequest(_Generation):
 class TokenizeRequest(_Body):
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(max_length=MAX_MESSAGES)] | None = None
     return_token_strs: bool = False
 
 
@@ -231,7 +234,7 @@ class DetokenizeRequest(_Body):
 
 class _Turn(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_TextPart] = ""
+    content: str | Annotated[list[_TextPart], Field(max_length=MAX_MESSAGES)] = ""
     name: str | None = None
     tool_call_id: str | None = None
 
@@ -272,7 +275,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
     """
     try:
         text = raw.decode("utf-8-sig")
-        body = json.loads(text, parse_constant=_no_number)
+        body = json.loads(text, parse_constant=_no_number, parse_float=_finite)
         if "\\u" in text:
             _refuse_halves(body)
     except (ValueError, RecursionError) as error:
@@ -314,6 +317,14 @@ def _refuse_halves(body: object) -> None:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    """JSON has no limit for numbers, floats have: what lies beyond would become an infinity."""
+    number = float(text)
+    if isinf(number):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
 
 
 def _refuse_unserved(name: str, value: Any, fields: set[str]) -> None:

@@ -24,7 +24,7 @@ from hvd_ray.serving.exchange import unless_gone
 from hvd_ray.serving.expositions import merged
 from hvd_ray.serving.front import Front, request_id_of
 from hvd_ray.serving.openapi import description
-from hvd_ray.serving.protocol import read_object
+from hvd_ray.serving.protocol import MAX_MESSAGES, read_object
 from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead
 from hvd_ray.serving.sessions import session_key
 
@@ -123,9 +123,9 @@ class RelayFront(Front):
             "POST",
             path,
             {**_ASKED_HEADERS, "x-request-id": request_id_of(request)},
-            json.dumps(body).encode(),
+            _written(body),
             session=session_key(tenant, str(word)) if word else None,
-            limit_s=self.limits.request_timeout_s,
+            limit_s=self._time_left_s(request),
         )
         return await self._answer_with(request, call)
 
@@ -140,6 +140,10 @@ class RelayFront(Front):
             raise bad_request(message, "verification", "unsupported_parameter")
         if given.get("model") is not None:
             self._check_model(str(given["model"]))
+        _refuse_crowds(given.get("messages"))
+        salt = given.get("cache_salt")
+        if salt is not None and not isinstance(salt, str):
+            raise bad_request("cache_salt: expected a text", "cache_salt")
         body = {k: v for k, v in given.items() if k not in OURS and v is not None}
         body["model"] = self.facts.model
         if path in (COMPLETIONS, CHAT):
@@ -156,7 +160,10 @@ class RelayFront(Front):
             message = f"hvd: {mode!r} is not served here; choose from {', '.join(self.facts.modes)}"
             raise bad_request(message, "hvd")
         if self.has_plugin:
-            body["vllm_xargs"] = {**(body.get("vllm_xargs") or {}), "hvd": mode}
+            given = body.get("vllm_xargs", {})
+            if not isinstance(given, dict):
+                raise bad_request("vllm_xargs: expected an object", "vllm_xargs")
+            body["vllm_xargs"] = {**given, "hvd": mode}
 
     async def _answer_with(self, request: Request, call: RelayCall) -> Response:
         events = self._relays.relay(call)
@@ -187,6 +194,23 @@ class RelayFront(Front):
         return StreamingResponse(
             parts, status_code=head.status, media_type=head.content_type, headers=headers
         )
+
+
+def _refuse_crowds(messages: object) -> None:
+    """More messages, or parts of one, than a template is asked to render; their form is vLLM's."""
+    listed = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in listed if isinstance(message, dict)]
+    longest = max([len(listed), *(len(c) for c in contents if isinstance(c, list))])
+    if longest > MAX_MESSAGES:
+        message = f"messages: at most {MAX_MESSAGES}, and parts of one, got {longest}"
+        raise bad_request(message, "messages")
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except RecursionError:  # one level more than what could just be read
+        raise bad_request("the body is nested too deeply") from None
 
 
 async def _parts(

@@ -552,3 +552,131 @@ def test_an_endless_prompt_is_refused_by_its_beginning(
         answer = client.post(path, json=body)
         assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert 0 < max(read) < 100_000
+
+
+def test_many_small_messages_are_as_much_as_one_that_is_endless(
+    open_client: Callable[..., TestClient],
+) -> None:
+    """Each is within the limit; together they are refused by their beginning or number."""
+    read: list[int] = []
+
+    class Counting(ToyCodec):
+        def encode(self, text: str) -> list[int]:
+            read.append(len(text))
+            return super().encode(text)
+
+    replica = make_replica({"limits": {"max_prompt_tokens": 10}}, codec=Counting())
+    client = open_client(replica)
+    for path in ("/v1/chat/completions", "/tokenize"):
+        for content, number in (("a" * 300, 4_000), ("", 4_097), ("", 100_000)):
+            messages = [{"role": "user", "content": content}] * number
+            answer = client.post(path, json={"messages": messages})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "messages"
+    assert max(read) <= 100
+    parts = [{"type": "text", "text": ""}] * 5_000
+    answer = client.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]}
+    )
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_body_that_does_not_come_is_given_up(path: str) -> None:
+    """Header and one byte, then nothing: the time of the request runs all the while."""
+    replica = make_replica()
+    front = Front(replica, replica.facts, limits=Limits(request_timeout_s=0.2))
+    sent: list[Any] = []
+    pieces = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def receive() -> Any:
+        if not pieces:
+            await asyncio.sleep(60)
+        return pieces.pop()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
+    scope = {
+        **{"type": "http", "method": "POST", "path": path, "headers": headers},
+        **{"query_string": b"", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80)},
+    }
+
+    async def run() -> None:
+        async with asyncio.timeout(10):
+            await front.app()(scope, receive, send)
+
+    try:
+        asyncio.run(run())
+    finally:
+        replica.end()
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"])["error"]["code"] == "timeout"
+
+
+def test_the_bodys_time_is_taken_from_the_requests() -> None:
+    """A body that took most of the limit leaves the answer the rest."""
+    limits: list[float] = []
+
+    class Backend:
+        async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
+            limits.append(call.limit_s)
+            yield (Failure("busy", "full"),)
+
+    replica = make_replica()
+    front = Front(Backend(), replica.facts, limits=Limits(request_timeout_s=5.0))  # type: ignore[arg-type]
+    body = json.dumps({"prompt": "a"}).encode()
+    pieces = [body[:1], body[1:]]
+
+    async def receive() -> Any:
+        if not pieces:
+            await asyncio.sleep(60)
+        if len(pieces) == 1:
+            await asyncio.sleep(0.5)
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def send(message: Any) -> None: ...
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
+    scope = {
+        **{"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers},
+        **{"query_string": b"", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80)},
+    }
+    try:
+        asyncio.run(front.app()(scope, receive, send))
+    finally:
+        replica.end()
+    assert limits
+    assert 0 < limits[0] <= 4.5
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"prompt": "a", "temperature": 1e400}', '{"prompt": "a", "logit_bias": {"1": -1e999}}'],
+)
+def test_a_number_that_no_float_holds_is_refused(client: TestClient, body: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert "too large" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/metrics", "/version", "/openapi.json", "/ui", "/ui/state", "/v1/models"]
+)
+@pytest.mark.parametrize(
+    ("peer", "host", "status"),
+    [
+        ("127.0.0.1", "127.0.0.1:8000", 200),
+        ("127.0.0.1", "localhost", 200),
+        ("127.0.0.1", "evil.example", 401),
+        ("203.0.113.9", "127.0.0.1", 401),
+    ],
+)
+def test_without_keys_nothing_is_shown_to_a_foreign_name(
+    open_client: Callable[..., TestClient], path: str, peer: str, host: str, status: int
+) -> None:
+    """A page whose name was made to point here sends its own name along."""
+    client = open_client(peer=peer)
+    assert client.get(path, headers={"Host": host}).status_code == status

@@ -149,12 +149,38 @@ def test_the_scope_is_the_tenants_whatever_the_caller_says(backend: Backend) -> 
         ({"hvd": "sometimes"}, "hvd"),
         ({"hvd": "cache"}, "hvd"),
         ({"verification": "tiered"}, "verification"),
+        ({"hvd": "off", "vllm_xargs": "abc"}, "vllm_xargs"),
+        ({"hvd": "off", "vllm_xargs": [1]}, "vllm_xargs"),
+        ({"hvd": "off", "vllm_xargs": 7}, "vllm_xargs"),
+        ({"hvd": "off", "vllm_xargs": ""}, "vllm_xargs"),
+        ({"hvd": ["off"]}, "hvd"),
+        ({"cache_salt": 7}, "cache_salt"),
+        ({"cache_salt": {"a": 1}}, "cache_salt"),
     ],
 )
 def test_what_vllm_would_ignore_is_named(client: TestClient, body: Any, param: str) -> None:
     answer = ask(client, **body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "text", ['{"prompt": "a", "temperature": 1e400}', '{"prompt": "a", "tools": [-1e999]}']
+)
+def test_what_is_no_json_any_more_is_not_passed_on(client: TestClient, text: str) -> None:
+    """Python reads a number beyond all floats as infinity and would write `Infinity`."""
+    headers = {"Content-Type": "application/json"}
+    answer = client.post("/v1/completions", content=text, headers=headers)
+    assert answer.status_code == 400
+    assert "too large" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("depth", [*range(900, 1000, 9), 5_000])
+def test_a_body_nested_deeply_is_passed_on_or_refused(client: TestClient, depth: int) -> None:
+    text = '{"prompt": "a", "tools": ' + "[" * depth + "]" * depth + "}"
+    headers = {"Content-Type": "application/json"}
+    answer = client.post("/v1/completions", content=text, headers=headers)
+    assert answer.status_code in (200, 400)
 
 
 def test_vllms_errors_take_openais_shape(client: TestClient) -> None:
@@ -183,6 +209,21 @@ def test_full_is_429_and_slow_is_408(client: TestClient, backend: Backend) -> No
     answer = ask(client)
     assert answer.status_code == 429
     assert answer.headers["retry-after"]
+
+
+def test_many_messages_are_refused_before_vllm_renders_them(backend: Backend) -> None:
+    fields = {"/v1/chat/completions": frozenset({"messages"})}
+    front = RelayFront(backend, FACTS, fields=fields)  # type: ignore[arg-type]
+    with TestClient(
+        front.app(), base_url="http://127.0.0.1", client=("127.0.0.1", 1)
+    ) as client:  # fmt: skip
+        for messages in (
+            [{"role": "user", "content": ""}] * 5_000,
+            [{"role": "user", "content": [{"type": "text", "text": ""}] * 5_000}],
+        ):
+            answer = client.post("/v1/chat/completions", json={"messages": messages})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "messages"
 
 
 def test_metrics_are_vllms_and_ours(client: TestClient) -> None:
