@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_dir, file_lock, tracking_dir
 from hvd_ray.provenance import masked
 from hvd_ray.shipped import shipped_folder
+from hvd_ray.tracking.artifacts import fetch_folder, in_time
 from hvd_ray.tracking.runs import MlflowTracker, Tracker
 from hvd_ray.tracking.store import OFF, Store, open_store, sqlite_path, tracking_uri
 
@@ -28,7 +28,9 @@ PREDICTOR_ARTIFACT = "predictor"
 PREDICTOR_CARD = "predictor.json"
 """What a folder must hold to be a predictor; the rest is for whoever loads it to check."""
 
-_MODEL_REF = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+_MODEL_REF = re.compile(
+    r"models:/(?P<name>[^/@\x00-\x1f]+)(?:@(?P<alias>[^/@\x00-\x1f]+)|/(?P<version>\d+))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,12 @@ def _not_registered(ref: str, uri: str) -> _NotRegisteredError:
 
 def _download(store: Store, ref: str, *, name: str, alias: str | None, version: str | None) -> Path:
     """Copy a version's files to HVD_HOME, once: a version never changes."""
-    from mlflow.artifacts import download_artifacts
-
     with store.readable_errors():
-        found = _model_version(store, ref, name=name, alias=alias, version=version)
+        found = in_time(
+            store,
+            lambda: _model_version(store, ref, name=name, alias=alias, version=version),
+            meanwhile=lambda: None,
+        )
         if not re.fullmatch(r"\d+", str(found.version)):  # it becomes a part of a path
             raise UserError(f"{ref}: {masked(store.uri)} answers with version {found.version!r}")
         identity = f"{store.uri} {name} {found.version} {found.run_id} {found.creation_timestamp}"
@@ -175,21 +179,12 @@ def _download(store: Store, ref: str, *, name: str, alias: str | None, version: 
         with file_lock(folder):
             if not (folder / PREDICTOR_CARD).is_file():
                 with atomic_dir(folder) as draft:
-                    fetched = download_artifacts(
-                        artifact_uri=found.source,
-                        dst_path=str(draft / "download"),
-                        tracking_uri=store.uri,
-                    )
-                    _unpack(Path(fetched), draft, ref)
+                    fetch_folder(store, str(found.source), to=draft)
+                    if not (draft / PREDICTOR_CARD).is_file():
+                        raise UserError(
+                            f"{ref}: is no payoff predictor ({PREDICTOR_CARD} is missing there)"
+                        )
     return folder
-
-
-def _unpack(fetched: Path, folder: Path, ref: str) -> None:
-    if not (fetched / PREDICTOR_CARD).is_file():
-        raise UserError(f"{ref}: is no payoff predictor ({PREDICTOR_CARD} is missing there)")
-    for path in fetched.iterdir():
-        path.rename(folder / path.name)
-    shutil.rmtree(folder / "download")
 
 
 def _model_version(

@@ -14,6 +14,7 @@ from hvd_ray.config import Config
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
 from hvd_ray.provenance import masked
+from hvd_ray.tracking.artifacts import check_place
 from hvd_ray.tracking.store import OFF, Store, find_experiment, open_store, tracking_uri
 
 _MAX_PARAM_CHARS = 6000
@@ -116,7 +117,12 @@ class MlflowTracker:
 
     def log_artifacts(self, folder: Path, name: str = "") -> None:
         with self.store.readable_errors():
+            check_place(self.store, self._place())
             self.store.client.log_artifacts(self._run_id, str(folder), name or None)
+
+    def _place(self) -> str:
+        """Where the store says that this run's files go."""
+        return str(self.store.client.get_run(self._run_id).info.artifact_uri)
 
     def finish(self, status: Status = "FINISHED") -> None:
         with self.store.readable_errors():

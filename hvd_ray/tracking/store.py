@@ -17,6 +17,7 @@ from hvd_ray.provenance import masked
 
 OFF = "none"
 """The `tracking.uri` that turns tracking off."""
+REMOTE = ("http://", "https://", "databricks")
 
 
 def tracking_uri(config: Config) -> str:
@@ -32,6 +33,11 @@ class Store:
     uri: str
     client: Any
     """An `mlflow.MlflowClient`."""
+
+    @property
+    def is_server(self) -> bool:
+        """Whether somebody else answers, who is not believed in everything."""
+        return self.uri.startswith(REMOTE)
 
     def readable_errors(self) -> AbstractContextManager[None]:
         """Turn what MLflow raises in the block into one line about this store."""
@@ -124,7 +130,7 @@ def runs_page(uri: str, experiment: str) -> str | None:
 
 def artifact_location(uri: str) -> str | None:
     """Where the files of runs go; a server decides that for itself."""
-    if uri.startswith(("http://", "https://", "databricks")):
+    if uri.startswith(REMOTE):
         return None
     database = sqlite_path(uri)
     folder = tracking_dir() if database is None else database.absolute().parent
@@ -137,6 +143,10 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(path) if uri.startswith("sqlite:///") and path not in ("", ":memory:") else None
 
 
+_MISREAD = (TypeError, ValueError, LookupError, AttributeError)
+"""What MLflow's client raises over an answer that is JSON of another form."""
+
+
 @contextmanager
 def _readable_errors(uri: str) -> Iterator[None]:
     """Turn what MLflow and its database layer raise into one line about the store."""
@@ -146,7 +156,16 @@ def _readable_errors(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, AnswerError, OSError, ImportError) as error:
+    except UserError:
+        raise
+    except (
+        MlflowException,
+        SQLAlchemyError,
+        AnswerError,
+        OSError,
+        ImportError,
+        *_MISREAD,
+    ) as error:
         cause = _first_line(error)
         raise UserError(
             f"tracking store {masked(uri)}: {cause}; check it, choose another with "
