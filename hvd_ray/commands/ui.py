@@ -48,6 +48,7 @@ def ui(
     if uri.startswith(("http://", "https://", "databricks")):
         print(f"runs are kept by a server with pages of its own: open {_public(uri)}")
         return
+    _check_loopback(host)
     _check_free(host, port)
     prepare_store(uri)
     _serve(uri, host, port, runs=runs_page(uri, loaded.tracking.experiment))
@@ -69,7 +70,7 @@ def _serve(uri: str, host: str, port: int, *, runs: str | None) -> None:
         try:
             print(f"starting MLflow on {_public(uri)}", file=sys.stderr)
             _wait_until_up(server, host, port, log)
-            url = f"http://{_address(host)}:{port}"
+            url = f"http://{host}:{port}"
             print(f"MLflow is on {url} (Ctrl-C ends it)", flush=True)
             if runs is not None:
                 print(f"the runs: {url}/{runs}", flush=True)
@@ -99,6 +100,17 @@ def _environment(uri: str) -> dict[str, str]:
     }
 
 
+def _check_loopback(host: str) -> None:
+    """MLflow's pages know no users: whoever reaches them may change runs and predictors."""
+    from hvd_ray.serving.auth import is_loopback_host
+
+    if not is_loopback_host(host):
+        raise UserError(
+            f"--host {host} can be reached by others, and these pages ask nobody who they are: "
+            "leave it out and forward the port (ssh -L), or run an MLflow server with users"
+        )
+
+
 def _check_free(host: str, port: int) -> None:
     if not 1 <= port <= 65535:
         raise UserError(f"--port {port}: expected 1 to 65535")
@@ -125,7 +137,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], host: str, port: int, log: P
                 f"the MLflow server did not start (exit {server.returncode}); see {log}"
             )
         try:
-            socket.create_connection((_address(host), port), timeout=1).close()
+            socket.create_connection((host, port), timeout=1).close()
             return
         except OSError:
             time.sleep(0.2)
@@ -160,11 +172,6 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _address(host: str) -> str:
-    """Where this machine reaches a server that listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _public(uri: str) -> str:

@@ -104,6 +104,11 @@ def _parse(text: str, where: str) -> tuple[tuple[bytes, str], ...]:
                 f"API keys {where}, line {number}: the key of {name} is shorter than "
                 f"{MIN_KEY_CHARS} characters; make one with `openssl rand -hex 24`"
             )
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(
+                f"API keys {where}, line {number}: the key of {name} has characters beyond ASCII, "
+                "which no HTTP header carries alike; make one with `openssl rand -hex 24`"
+            )
         if keys.setdefault(key.encode(), name) != name:
             raise UserError(f"API keys {where}, line {number}: {name} has another name's key")
     return tuple(keys.items())
