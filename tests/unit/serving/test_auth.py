@@ -33,7 +33,10 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path: Path) -> None:
         (KEY, "line 1: expected NAME KEY"),
         (f"\nal/ice {KEY}", "line 2: expected NAME KEY"),
         ("alice short", "shorter than 16"),
-        ("alice schlüssel-mit-umlauten-äöü", "line 1: the key of alice has characters beyond ASCII"),
+        (
+            "alice schlüssel-mit-umlauten-äöü",
+            "line 1: the key of alice has characters beyond ASCII",
+        ),
         (f"alice {KEY}\nbob {OTHER}\x01", "line 2: the key of bob has characters"),
         (f"alice {KEY}\nbob {KEY}", "another name's key"),
         ("# nothing", "holds no key"),
