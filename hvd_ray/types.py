@@ -272,6 +272,11 @@ def scope_key(*, tenant: str = "default", model: str = "", adapter: str = "") ->
     return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
+def tenant_of(scope: str) -> str:
+    """The tenant of a scope that `scope_key` made, its parts by `cache_salt` included."""
+    return scope.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """The record of one cycle; the columns of `steps/` (DESIGN, section 5)."""

@@ -8,6 +8,7 @@ of different scopes share nothing, so no scope ever sees another's text.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 _NOTHING = NgramTable()
 
 
+def _nobody(scope: str) -> str:  # noqa: ARG001
+    return ""
+
+
 @dataclass(slots=True)
 class _Scope:
     tree: SuffixTree
@@ -45,6 +50,15 @@ class _Output:
 
 
 @dataclass(slots=True)
+class _Owner:
+    """What one owner's scopes hold."""
+
+    num_tokens: int = 0
+    output_ids: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """The oldest first."""
+
+
+@dataclass(slots=True)
 class _Active:
     output_id: int
     output: _Output
@@ -57,12 +71,16 @@ class SuffixDrafter:
     """Drafts the most frequent continuation of the longest suffix that was seen before.
 
     Outputs enter the scope's tree token by token as they are committed and stay after the request
-    ends, the oldest leaving first once `max_cached_tokens` is reached over all scopes. Prompts
+    ends, the oldest leaving first once `max_cached_tokens` is reached over all scopes; where scopes
+    have owners, an owner keeps a share that others cannot push out. Prompts
     stay in the request's own text; it rests for a while after the request, in case the same scope
     asks for that conversation's next turn, and is looked up by nobody else.
     """
 
     config: SuffixConfig = field(default_factory=SuffixConfig)
+    owner_of: Callable[[str], str] = _nobody
+    """Whose a scope is: half of the cap is shared out among the owners that hold something, and
+    only the other half is anybody's. By default all scopes are one owner's."""
     source: Source = field(default=Source.SUFFIX, init=False)
     num_cached_tokens: int = field(default=0, init=False)
     """Output tokens in the scopes' trees; never above the cap."""
@@ -72,6 +90,7 @@ class SuffixDrafter:
     _scopes: dict[str, _Scope] = field(default_factory=dict, init=False)
     _outputs: OrderedDict[int, _Output] = field(default_factory=OrderedDict, init=False)
     """Cached outputs, the oldest first."""
+    _owners: dict[str, _Owner] = field(default_factory=dict, init=False)
     _resting: RestingTexts = field(default_factory=RestingTexts, init=False)
     _ids: count[int] = field(default_factory=count, init=False)
 
@@ -87,6 +106,8 @@ class SuffixDrafter:
         own = self._own_text(request.scope, prompt)
         output_id, output = next(self._ids) & 0x7FFFFFFF, _Output(request.scope)
         self._outputs[output_id] = output
+        owner = self._owners.setdefault(self.owner_of(request.scope), _Owner())
+        owner.output_ids[output_id] = None
         self._scopes.setdefault(request.scope, _Scope(self._new_tree())).num_outputs += 1
         self._active[request.request_id] = _Active(output_id, output, own, len(prompt))
 
@@ -176,7 +197,7 @@ class SuffixDrafter:
         """
         cap = self.config.max_cached_tokens
         while not active.output.is_evicted and self.num_cached_tokens + len(new_ids) > cap:
-            self._evict(next(iter(self._outputs)))
+            self._evict(self._next_to_leave())
             self.num_evictions += 1
         if active.output.is_evicted:
             return
@@ -186,11 +207,26 @@ class SuffixDrafter:
         scope.tree.extend_ndarray(active.output_id, new_ids)
         scope.counts.extend(output.token_ids.view(), start)
         self.num_cached_tokens += len(new_ids)
+        self._owners[self.owner_of(output.scope)].num_tokens += len(new_ids)
+
+    def _next_to_leave(self) -> int:
+        """The oldest output, but of owners that hold no more than their share."""
+        oldest = next(iter(self._outputs))
+        if len(self._owners) == 1:
+            return oldest
+        share = self.config.max_cached_tokens // (2 * len(self._owners))
+        rich = [owner for owner in self._owners.values() if owner.num_tokens > share]
+        return min((next(iter(owner.output_ids)) for owner in rich), default=oldest)
 
     def _evict(self, output_id: int) -> None:
         output = self._outputs.pop(output_id)
         output.is_evicted = True
         self.num_cached_tokens -= len(output.token_ids)
+        owner = self._owners[name := self.owner_of(output.scope)]
+        del owner.output_ids[output_id]
+        owner.num_tokens -= len(output.token_ids)
+        if not owner.output_ids:
+            del self._owners[name]
         scope = self._scopes[output.scope]
         scope.num_outputs -= 1
         if scope.num_outputs == 0:

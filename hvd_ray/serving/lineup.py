@@ -34,7 +34,7 @@ from hvd_ray.systems import (
     uses_predictor,
 )
 from hvd_ray.text import TextCodec
-from hvd_ray.types import VerificationName
+from hvd_ray.types import VerificationName, tenant_of
 
 if TYPE_CHECKING:
     from hvd_ray.drafting.eagle3 import Eagle3Head
@@ -133,7 +133,7 @@ def set_stage(
         UserError: a head was named and cannot be used.
     """
     sources = sources or Sources()
-    cache = SuffixDrafter(config.drafting.suffix)
+    cache = SuffixDrafter(config.drafting.suffix, owner_of=tenant_of)
     head, reading = _load_head(config, engine, codec, sources)
     parts = Parts(head=head)
     model_drafter = build_model_drafter("eagle3", config, engine=reading, parts=parts)

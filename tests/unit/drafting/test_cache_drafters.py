@@ -14,7 +14,7 @@ from hvd_ray.drafting.ngram import NgramDrafter
 from hvd_ray.drafting.resting import OwnText, RestingTexts
 from hvd_ray.drafting.suffix import RuleDrafter, SuffixDrafter
 from hvd_ray.errors import UserError
-from hvd_ray.types import Request
+from hvd_ray.types import Request, tenant_of
 
 texts = st.lists(st.integers(0, 6), min_size=1, max_size=40).map(tuple)
 
@@ -115,6 +115,56 @@ def test_evicted_outputs_no_longer_draft() -> None:
     assert drafter.num_cached_tokens == 15
     drafter.start(Request("asks", (92, 0, 1, 2, 3)))
     assert drafter.propose("asks", 8).token_ids == ()
+
+
+def test_an_owner_keeps_its_share_however_much_another_writes() -> None:
+    """Parts of one owner's cache count together; what nobody else needs, anybody may fill."""
+    drafter = SuffixDrafter(SuffixConfig(max_cached_tokens=100), owner_of=tenant_of)
+
+    def write(name: str, scope: str, start: int, num_tokens: int) -> None:
+        drafter.start(Request(name, (999,), scope=scope))
+        drafter.observe(name, tuple(range(start, start + num_tokens)))
+        drafter.stop(name)
+
+    def drafts(scope: str, start: int) -> bool:
+        name = f"asks {scope} {start}"
+        drafter.start(Request(name, (998, start, start + 1, start + 2), scope=scope))
+        found = drafter.propose(name, 4).token_ids
+        drafter.stop(name)
+        return bool(found)
+
+    write("alice", "alice/m/", 100, 20)
+    for number in range(40):
+        write(f"bob {number}", f"bob/m//salt{number}", 1_000 + 20 * number, 20)
+        assert drafter.num_cached_tokens <= 100
+    assert drafts("alice/m/", 100), "less than her share, and never pushed out"
+    assert drafts("bob/m//salt39", 1_780)
+    assert not drafts("bob/m//salt0", 1_000), "the oldest of the one that holds the most"
+    for number in range(40):
+        write(f"more {number}", "alice/m/", 3_000 + 20 * number, 20)
+    assert not drafts("alice/m/", 100)
+    assert drafts("bob/m//salt39", 1_780), "nor can she push him out"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a/x", "a/y", "b/x", "c/x"]), texts), max_size=30),
+    st.integers(1, 60),
+)
+def test_owners_change_nothing_of_the_cap(
+    traffic: list[tuple[str, tuple[int, ...]]], cap: int
+) -> None:
+    drafter = SuffixDrafter(SuffixConfig(max_cached_tokens=cap), owner_of=tenant_of)
+    for number, (scope, output) in enumerate(traffic):
+        drafter.start(Request(str(number), (7,), scope=scope))
+        drafter.observe(str(number), output)
+        assert drafter.num_cached_tokens <= cap
+        held = sum(owner.num_tokens for owner in drafter._owners.values())
+        assert held == drafter.num_cached_tokens
+        if number % 3:
+            drafter.stop(str(number))
+    drafter.clear()
+    assert drafter.num_cached_tokens == 0
+    assert not drafter._owners
 
 
 def test_an_output_longer_than_the_cap_still_serves_its_own_request() -> None:

@@ -143,6 +143,18 @@ def test_no_tenant_drafts_from_anothers_outputs(open_client: Callable[..., TestC
         assert accepted(OTHER, cache_salt=salt) == cold, "a salt is a word, never a whole scope"
 
 
+def test_the_caches_room_is_shared_out_by_key() -> None:
+    """Parts by `cache_salt` are their tenant's: nobody gets more room by making many."""
+    replica = make_replica()
+    try:
+        owner_of = replica._stage.cache.owner_of
+        scopes = [replica._admission.scope(name, salt) for name in ("alice", "bob")
+                  for salt in (None, "one", "bob/x")]  # fmt: skip
+        assert [owner_of(scope) for scope in scopes] == ["alice"] * 3 + ["bob"] * 3
+    finally:
+        replica.end()
+
+
 @pytest.mark.parametrize(
     ("host", "is_loopback"),
     [
