@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hvd_ray.errors import UserError, own_words
+from hvd_ray.errors import UserError, own_words, shown
+from hvd_ray.settings_yaml import read_yaml_file, read_yaml_value
 from hvd_ray.types import VERIFICATION_NAMES, VerificationName
 
 PolicyName = Literal[
@@ -187,8 +187,8 @@ class Config(_Section):
 
 Tree = TypeVar("Tree", bound=Config)
 
-_NOT_YAML = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
-"""What the YAML reader raises for hostile text: bad dates and tags, nesting without end."""
+_MAX_WORDS_CHARS = 600
+"""Of what a validator says: enough for a list of names, not for a value that was put into it."""
 
 _USED_BY: dict[str, tuple[str, ...]] = {
     "policy.tau": ("hvd_tau",),
@@ -242,7 +242,8 @@ def load_config(
         policies: those that will run where a command chooses them itself; None: `policy.name`.
 
     Raises:
-        UserError: the file is absent or no mapping, a key is unknown, a value is out of range.
+        UserError: the file is absent or no mapping, a key is unknown or given twice, a value is
+            out of range.
 
     Warns:
         UserWarning: a setting was given that no policy uses that will run.
@@ -269,11 +270,20 @@ def read_settings(path: Path | None, overrides: Sequence[str] = ()) -> dict[str,
     """A YAML file's tree with `section.key=value` overrides applied in order; not validated.
 
     Raises:
-        UserError: the file is absent or no mapping, or an override is malformed.
+        UserError: the file is absent, no mapping or gives a key twice, or an override is malformed
+            or replaces a section of which one before it has set a key.
     """
-    tree = _read_yaml(path) if path else {}
+    tree = _read_tree(path) if path else {}
+    given: dict[str, str] = {}
     for override in overrides:
-        _apply(tree, override)
+        key = _apply(tree, override)
+        lost = next((word for name, word in given.items() if name.startswith(f"{key}.")), None)
+        if lost is not None:
+            raise UserError(
+                f"setting {shown(override)}: takes {shown(lost)} back, which stands before it; put "
+                "the section first, or give its keys one by one"
+            )
+        given[key] = override
     return tree
 
 
@@ -297,14 +307,8 @@ def validated(
         raise UserError(_one_line(error, where, section)) from None
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config {path}: cannot be read ({error})") from None
-    except _NOT_YAML as error:
-        where = str(error).replace("\n", " ")
-        raise UserError(f"config {path}: not valid YAML ({where})") from None
+def _read_tree(path: Path) -> dict[str, Any]:
+    tree = read_yaml_file(path)
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -312,31 +316,30 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
+def _apply(tree: dict[str, Any], override: str) -> str:
+    """Put an override into the tree; its key."""
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise UserError(f"setting {override!r}: expected key=value, e.g. policy.tau=4")
-    try:
-        value = yaml.safe_load(text)
-    except _NOT_YAML:
-        raise UserError(f"setting {override!r}: {text!r} is not a value") from None
+        raise UserError(f"setting {shown(override)}: expected key=value, e.g. policy.tau=4")
+    value = read_yaml_value(text, setting=shown(override))
     *sections, leaf = key.split(".")
     for section in sections:
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
-            raise UserError(f"setting {override!r}: {section} is a value, not a section")
+            raise UserError(f"setting {shown(override)}: {section} is a value, not a section")
     tree[leaf] = value
+    return key
 
 
 def _one_line(error: ValidationError, where: str, section: str) -> str:
     first = error.errors()[0]
-    key = ".".join(str(part) for part in (section, *first["loc"]) if part != "")
+    key = ".".join(str(part)[:80] for part in (section, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
         return f"setting {key}: unknown; the settings are listed in {where}"
-    words = own_words(first["msg"])
+    words = own_words(first["msg"])[:_MAX_WORDS_CHARS]
     if first["type"] == "value_error" and isinstance(first["input"], dict):
         return f"setting {key}: {words}"  # on a section as a whole, and naming the values at odds
-    return f"setting {key}: {words}, got {first['input']!r}"
+    return f"setting {key}: {words}, got {shown(first['input'])}"
 
 
 def _warn_of_idle_settings(

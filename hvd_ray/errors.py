@@ -19,6 +19,18 @@ class NotSupportedError(UserError):
         super().__init__(f"not supported: {what}")
 
 
+MAX_SHOWN_CHARS = 120
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: on one line, and cut where it goes on and on."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return f"a {type(value).__name__} of more digits than can be written"
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
+
+
 def own_words(message: str) -> str:
     """What one of our validators said, without pydantic's words in front of it."""
     return message.removeprefix("Value error, ")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from hvd_ray.errors import UserError, own_words
+from hvd_ray.errors import UserError, own_words, shown
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -38,7 +38,7 @@ def read_versioned(
     found = raw.get("format_version") if isinstance(raw, dict) else None
     if found != version:
         raise UserError(
-            f"{what} {path}: format version {found!r}, this version reads {version}; {remedy}"
+            f"{what} {path}: format version {shown(found)}, this version reads {version}; {remedy}"
         )
     try:
         return model.model_validate(raw)

@@ -27,6 +27,8 @@ import psutil
 import yaml
 from conformance import CheckError, judge, served, took
 
+from hvd_ray.config import read_settings
+
 RECOVERY_S = 300
 QUESTION = [{"role": "user", "content": "Count from one to twenty in words."}]
 LONG = {"messages": QUESTION, "temperature": 0, "ignore_eos": True}
@@ -306,7 +308,7 @@ def disconnects(site: Site) -> str:
 
 def rolling_update(site: Site) -> str:
     """New settings that restart the replicas, one after the other: nobody loses a request."""
-    tree = yaml.safe_load(site.settings.read_text())
+    tree = read_settings(site.settings)
     site.settings.write_text(yaml.safe_dump({**tree, "seed": tree.get("seed", 42) + 1}))
 
     async def breaks(client: httpx.AsyncClient) -> str:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import PlainSerializer, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from hvd_ray.errors import shown
+
 Scalar = bool | int | float | str
 RangeKind = Literal["int", "uniform", "log"]
 
@@ -96,7 +98,7 @@ def parse_knob(raw: object) -> Knob:
         raise _bad("expected a value, {choice: [...]}, {int: [a, b]}, {uniform: ...} or {log: ...}")
     ((kind, values),) = raw.items()
     if kind not in ("choice", "int", "uniform", "log"):
-        raise _bad(f"{kind!r} is none of choice, int, uniform, log")
+        raise _bad(f"{shown(kind)} is none of choice, int, uniform, log")
     if not isinstance(values, list | tuple) or not values:
         raise _bad(f"{kind} needs a list of values")
     if kind == "choice":

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from hvd_ray.config import Config, PolicyName, SuffixConfig, validated
-from hvd_ray.errors import UserError
+from hvd_ray.errors import UserError, shown
 
 SECTION = "hvd"
 OWN_PAYOFF = "own"
@@ -155,7 +155,8 @@ def _refuse_unknown(given: object, model: type[BaseModel], *, name: str) -> None
     known = list(model.model_fields)
     if not isinstance(given, Mapping):
         raise UserError(
-            f"setting {name}: must be a mapping of settings ({', '.join(known)}), got {given!r}"
+            f"setting {name}: must be a mapping of settings ({', '.join(known)}), "
+            f"got {shown(given)}"
         )
     for key in given:
         if key not in known:
@@ -209,7 +210,7 @@ def read_control(value: object) -> Control:
 def _shown(value: object) -> str:
     """A value as its sender knows it: vLLM's front end makes numbers of truth values."""
     words: dict[float, str] = {0: "0 or false", 1: "1 or true"}
-    return words.get(value, repr(value)) if isinstance(value, int | float) else repr(value)
+    return words.get(value, shown(value)) if isinstance(value, int | float) else shown(value)
 
 
 assert set(POLICIES) == set(get_args(PluginPolicy))

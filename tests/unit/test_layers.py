@@ -26,6 +26,7 @@ _NOUNS = {
     "ending",
     "provenance",
     "randomness",
+    "settings_yaml",
     "shipped",
     "versioned_json",
 }
