@@ -55,10 +55,10 @@ cases: setup ## What users of other systems ran into, held here: tests/cases/REA
 exactness: setup ## Every lossless system against plain decoding: 100,000 tokens, and 50,000 draws
 	$(BIN)/python -m tests.exactness $(ARGS)
 
-fuzz: setup ## Ask a served model what nobody would; ARGS="--examples 2000 --seed 7"
+fuzz: setup ## Ask a served model what nobody would: 150 requests a kind; ARGS="--examples 2000"
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-soak: setup ## 20 minutes of mixed traffic against `hvd serve`; ARGS="--seconds 600"
+soak: setup ## 20 minutes of mixed traffic; ARGS="--seconds 600 --report out/soak.md" for less
 	$(BIN)/python scripts/soak.py $(ARGS)
 
 audit: setup ## Known holes in the locked packages; asks the OSV database

@@ -1,7 +1,7 @@
 """Exactness at scale: `make exactness`.
 
     make exactness                                   # 100,000 tokens and 50,000 draws a cell
-    python -m tests.exactness --tokens 5000 --draws 2000 --out out/try
+    python -m tests.exactness --tokens 5000 --draws 2000 --out out/try --report out/try.md
 
 Compares the tokens of every lossless system with plain decoding's in float32, and what is emitted
 under every sampling parameter with the target's law. May be ended and started again: what stands
@@ -20,6 +20,7 @@ from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 
+from hvd_ray.bench.stored_report import report_place
 from hvd_ray.commands.traces_progress import shown_progress
 from hvd_ray.home import atomic_path
 from hvd_ray.provenance import provenance
@@ -27,8 +28,8 @@ from tests.exactness.draws import Cell, cells, named_cell
 from tests.exactness.greedy import Row, compare, read_rows
 from tests.exactness.report import LEAST_PVALUE, page
 
-ASKED = 100_000
-"""Tokens, where nothing else is said."""
+ASKED, DRAWS = 100_000, 50_000
+"""Tokens, and draws of a cell, where nothing else is said; less needs a report of its own."""
 REPORT = Path(__file__).parents[2] / "docs" / "reports" / "exactness.md"
 
 
@@ -77,11 +78,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare every lossless system, at scale.")
     parser.add_argument("--tokens", type=int, default=ASKED, help="0: none, but for those kept")
     parser.add_argument("--max-tokens", type=int, default=64, help="of one answer")
-    parser.add_argument("--draws", type=int, default=50_000, help="of each cell; 0: none anew")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of each cell; 0: none anew")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("out/exactness"))
-    parser.add_argument("--report", type=Path, default=REPORT)
+    parser.add_argument("--report", type=Path, help="needed for less than a whole run")
     args = parser.parse_args(words)
+    report = report_place(
+        parser,
+        args.report,
+        stored=REPORT,
+        asked={"--tokens": args.tokens, "--draws": args.draws},
+        full={"--tokens": ASKED, "--draws": DRAWS},
+    )
     facts = provenance()
     greedy_file, draws_file = args.out / "greedy.jsonl", args.out / "draws.jsonl"
     found, rows = read_cells(draws_file), read_rows(greedy_file)
@@ -89,13 +97,13 @@ def main(words: Sequence[str] | None = None) -> int:
         found = draw(draws_file, num_draws=args.draws, num_workers=max(1, args.workers))
     if args.tokens:
         rows = greedy(greedy_file, args, facts["commit"])
-    args.report.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(args.report) as path:
+    report.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(report) as path:
         path.write_text(page(rows, found, facts, args.tokens or ASKED), encoding="utf-8")
     num_bad = sum(row.differing for row in rows)
     least = min((cell.pvalue for cell in found), default=1.0)
     print(f"{num_bad} of {sum(row.tokens for row in rows):,} tokens differ; least p {least:.2g}")
-    print(f"written: {args.report}")
+    print(f"written: {report}")
     return 1 if num_bad or least < LEAST_PVALUE else 0
 
 
