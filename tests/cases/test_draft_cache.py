@@ -113,6 +113,18 @@ def test_c07_a_scope_can_be_cleared_on_request() -> None:
     assert draft_after(drafter, OUTPUT[:8], scope="two") == ()
 
 
+def test_c07_a_conversation_at_rest_is_cleared_too() -> None:
+    drafter = SuffixDrafter()
+    for scope in ("one", "two"):
+        drafter.start(Request(scope, tuple(range(200)), scope=scope))
+        drafter.stop(scope)
+    assert drafter._resting.num_tokens == 400
+    drafter.clear("one")
+    assert drafter._resting.num_tokens == 200
+    drafter.clear()
+    assert drafter._resting.num_tokens == 0
+
+
 @pytest.mark.parametrize("num_noises", [0, 4])
 def test_c08_unrelated_outputs_beside_a_good_one_cost_no_accepted_token(num_noises: int) -> None:
     """Noise of the same words: every pair of them is followed by anything. The drafts stay as

@@ -23,7 +23,7 @@ from hvd_ray.payoff.cost_file import CostFile, CostKey
 from hvd_ray.serving.calls import Call, Event, Failure, Opening, Piece
 from hvd_ray.serving.replica import Replica
 from hvd_ray.shipped import shipped_folder
-from hvd_ray.types import Request, SamplingParams
+from hvd_ray.types import Request, SamplingParams, scope_key
 from tests.unit.payoff.networks import random_predictor
 from tests.unit.serving.conftest import NO_SOURCES, make_replica
 
@@ -161,6 +161,10 @@ def test_who_leaves_is_computed_for_no_further(gated: Any) -> None:
 
     asyncio.run(run())
     assert engine.num_passes <= 1
+
+
+def test_a_scope_is_of_one_tenant_and_one_model(replica: Replica) -> None:
+    assert replica.scope_of("alice") == scope_key(tenant="alice", model="toy")
 
 
 def test_thousands_who_leave(replica: Replica) -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from hvd_ray.context import DecodeContext
+from hvd_ray.engines.toy import ToyCache
 from hvd_ray.randomness import RandomStream, pick, seeded_generator
-from hvd_ray.types import SamplingParams
-from hvd_ray.verify.exact import accept_sampled, accept_while_equal
+from hvd_ray.types import Draft, SamplingParams, Source, TokenBuffer
+from hvd_ray.verify.exact import VerifyState, accept_sampled, accept_while_equal, choose_tokens
 from hvd_ray.verify.sampling import RowDistribution
 from tests.unit.verify.longhand import longhand
 
@@ -120,6 +122,33 @@ def _three_tokens(
             )
         tokens.extend(emitted)
     return tuple(tokens[1:4])
+
+
+def test_a_sampled_draft_is_judged_by_the_requests_own_settings() -> None:
+    """Cases S02 and S08: temperature, top-k and penalties act before the ratio, on every row."""
+    rng = np.random.default_rng(5)
+    logits_TV = torch.from_numpy(rng.normal(0, 1.5, (3, VOCAB)).astype(np.float32))
+    proposal_KV = random_probs(rng, 2)
+    sampling = SamplingParams(temperature=0.7, top_k=3, frequency_penalty=1.5, ignore_eos=True)
+    distribution = RowDistribution(sampling, np.zeros(1, dtype=np.int32), (), VOCAB)
+    context = DecodeContext(TokenBuffer((0,)), 1, max_tokens=9, room=2)
+    first_V, second_VV = np.zeros(VOCAB), np.zeros((VOCAB, VOCAB))
+    for number in range(3_000):
+        uniforms = np.random.default_rng([6, number])
+        tokens = tuple(pick(row_V, uniforms.random()) for row_V in proposal_KV)
+        draft = Draft(Source.EAGLE3, tokens, proposal_probs_KV=proposal_KV.numpy())
+        state = VerifyState(context, ToyCache(), distribution, RandomStream(None), uniforms)
+        emitted = choose_tokens(logits_TV, draft, state)
+        first_V[emitted[0]] += 1
+        if len(emitted) > 1:
+            second_VV[emitted[0], emitted[1]] += 1
+    most = int(second_VV.sum(axis=1).argmax())
+    for seen_V, row, before in ((first_V, 0, ()), (second_VV[most], 1, (most,))):
+        law_V = distribution.probs(logits_TV[row], np.array(before, dtype=np.int32)).numpy()
+        assert not seen_V[law_V == 0].any(), "a token that top-k forbids"
+        possible_V = law_V > 0
+        expected_V = law_V[possible_V] / law_V.sum() * seen_V.sum()
+        assert chisquare(seen_V[possible_V], expected_V).pvalue > 1e-3
 
 
 def test_dropping_a_sampled_draft_after_looking_is_caught() -> None:

@@ -46,6 +46,7 @@ def test_another_version_is_refused_with_what_to_install(
     ("changed", "culprit"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
         ({"data_parallel_size": 4}, "data_parallel_size=4"),
         ({"use_v2": True}, "VLLM_USE_V2_MODEL_RUNNER"),
         ({"is_async": True}, "no-async-scheduling"),

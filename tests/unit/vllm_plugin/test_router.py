@@ -124,6 +124,22 @@ def test_a_prefill_chunk_and_an_ended_request_get_nothing() -> None:
     assert choices == {"chunk": None, "ended": None}
 
 
+def test_a_prompt_that_is_read_again_is_not_counted_with_the_decoding() -> None:
+    """Case H02: after a preemption its request is known, and still no competitor for rows."""
+    runner, policy = FakeRunner(), ModelForAll()
+    for name in ("resumed", "decoding"):
+        runner.add(name, LOOP)
+    table = RequestTable(SuffixDrafter(SuffixConfig()), lambda s: compat_runner.profile_of("m", s))
+    router = Router(table, policy, Limits(runner.max_model_len, 4, lookup_ms=1e9))
+    for sampled in ({"resumed": [1], "decoding": [1]}, {"resumed": [], "decoding": [2]}):
+        rows = compat_runner.rows_of(runner, runner.sample(sampled))
+        table.observe(rows)
+        choices = router.choose(rows, max_draft_tokens=16)
+    assert policy.asked == [2, 1]
+    assert choices[0] is None
+    assert choices[1] is not None
+
+
 def test_without_a_head_none_is_offered() -> None:
     runner = FakeRunner()
     runner.add("a", LOOP)
