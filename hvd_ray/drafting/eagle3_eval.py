@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from hvd_ray.drafting.eagle3 import Eagle3Head
 from hvd_ray.drafting.eagle3_chain import accepted_lengths
-from hvd_ray.drafting.eagle3_states import Response, ResponseStates
+from hvd_ray.drafting.eagle3_responses import Response
+from hvd_ray.drafting.eagle3_states import ResponseStates
 
 
 @dataclass

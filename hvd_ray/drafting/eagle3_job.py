@@ -19,18 +19,18 @@ from hvd_ray.drafting.eagle3_init import (
     draft_vocabulary,
     weights_from_target,
 )
-from hvd_ray.drafting.eagle3_states import (
+from hvd_ray.drafting.eagle3_responses import (
     CutAt,
     Response,
-    ResponseStates,
-    StateCache,
-    TargetStates,
     read_responses,
+    refuse_odd_responses,
     uncut,
 )
+from hvd_ray.drafting.eagle3_states import ResponseStates, StateCache, TargetStates
 from hvd_ray.drafting.eagle3_training import LogMetrics, TrainConfig, Trainer, World, aux_std, train
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
+from hvd_ray.targets.identity import vocab_size_of
 from hvd_ray.targets.loading import load_model
 
 
@@ -62,9 +62,12 @@ def run_training(
     Called by each of several workers with its own `world`, all train one head together.
 
     Raises:
-        UserError: no data, or a target or a starting head that does not fit.
+        UserError: no data, a damaged row or a token that the target does not have, or a target or
+            a starting head that does not fit.
     """
     shards = find_shards(job.data)
+    if world is None or world.is_first:
+        refuse_odd_responses(shards, num_token_ids=vocab_size_of(job.target))
     model = load_target(job.target)
     init = None
     if job.init_head is not None:
@@ -109,12 +112,18 @@ def run_evaluation(
     """Teacher-forced draft quality on the greedy responses in `data`, by group.
 
     With a `limit` the responses are taken evenly over the shards.
+
+    Raises:
+        UserError: no data, a damaged row or a token that the target does not have, or a target or
+            a head that does not fit.
     """
+    shards = find_shards(data)
+    refuse_odd_responses(shards, num_token_ids=vocab_size_of(target))
     model = load_target(target)
     head = load_head(head_folder, target=target_shape(model), dtype=model.dtype)
     head = Eagle3Head(head.config, head.weights.on(model.device))
     states = TargetStates(model, aux_layer_ids=head.config.aux_layer_ids, max_prompt=8192)
-    responses = _spread(_greedy_responses(find_shards(data), max_prompt_tokens, cut_at), limit)
+    responses = _spread(_greedy_responses(shards, max_prompt_tokens, cut_at), limit)
     each = _each(states, responses, on_response=on_response)
     return evaluate(head, each, num_steps=num_steps, group=group)
 

@@ -9,8 +9,7 @@ Shapes: T rows of a sequence, R rows from the last prompt token on, A concatenat
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,32 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HELD_OUT_PERCENT = 4
-
-CutAt = Callable[[Sequence[int]], int | None]
-"""Where an output stops being worth anything (its loop begins), or None."""
-
-
-def uncut(_token_ids: Sequence[int]) -> int | None:
-    """Take outputs whole."""
-    return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Response:
-    """A prompt and what the target answered."""
-
-    prompt_id: str
-    family: str
-    workload: str
-    temperature: float
-    prompt_token_ids: tuple[int, ...]
-    output_token_ids: tuple[int, ...]
-
-    @property
-    def is_held_out(self) -> bool:
-        """By the prompt's tokens, so that no other sample of a held-out prompt is trained on."""
-        return zlib.crc32(repr(self.prompt_token_ids).encode()) % 100 < HELD_OUT_PERCENT
+from hvd_ray.drafting.eagle3_responses import CutAt, Response, read_responses, uncut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,60 +33,6 @@ class ResponseStates:
     @property
     def num_rows(self) -> int:
         return self.final_RH.shape[0]
-
-
-def read_responses(
-    shard: Path,
-    *,
-    max_prompt_tokens: int,
-    with_test_split: bool = False,
-    cut_at: CutAt = uncut,
-) -> list[Response]:
-    """Responses of a Parquet shard, those of one prompt side by side.
-
-    Outputs end where `cut_at` says. Shards of `traces/` and of the drafter's own collection both
-    do. Left out: failed rows, outputs under two tokens, prompts over `max_prompt_tokens` and,
-    unless asked for (to measure, never to train), rows of the `test` split.
-    """
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(shard) as file:
-        columns = [name for name in _RESPONSE_COLUMNS if name in file.schema_arrow.names]
-        rows = file.read(columns=columns).to_pylist()
-    responses = [
-        _response(row, cut_at)
-        for row in rows
-        if _is_usable(row, max_prompt_tokens) and (with_test_split or row.get("split") != "test")
-    ]
-    long_enough = (each for each in responses if len(each.output_token_ids) >= 2)
-    return sorted(long_enough, key=lambda each: each.prompt_token_ids)
-
-
-_RESPONSE_COLUMNS = (
-    *("prompt_id", "family", "workload", "temperature", "sampling", "split", "error"),
-    *("prompt_token_ids", "output_token_ids"),
-)
-
-
-def _is_usable(row: Mapping[str, Any], max_prompt_tokens: int) -> bool:
-    return (
-        row.get("error") is None
-        and row["output_token_ids"] is not None
-        and 1 <= len(row["prompt_token_ids"] or ()) <= max_prompt_tokens
-    )
-
-
-def _response(row: Mapping[str, Any], cut_at: CutAt) -> Response:
-    sampling = row.get("sampling") or {}
-    output = row["output_token_ids"]
-    return Response(
-        prompt_id=row["prompt_id"],
-        family=row["family"],
-        workload=row["workload"],
-        temperature=float(row.get("temperature", sampling.get("temperature", 0.0))),
-        prompt_token_ids=tuple(row["prompt_token_ids"]),
-        output_token_ids=tuple(output[: cut_at(output)]),
-    )
 
 
 class TargetStates:

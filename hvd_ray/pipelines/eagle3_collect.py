@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_ray.home import atomic_path, ensure_dir
+from hvd_ray.parquet_file import opened_parquet
 from hvd_ray.traces.loops import loop_start
 
 LOOP_CHECK_EVERY = 32
@@ -125,12 +126,15 @@ def _row_if_ended(
 
 
 def done_request_ids(out: Path) -> set[str]:
-    """Requests that earlier runs have already written."""
-    import pyarrow.parquet as pq
+    """Requests that earlier runs have already written.
 
+    Raises:
+        UserError: a shard of theirs is broken.
+    """
     done: set[str] = set()
     for shard in sorted(out.glob("part-*.parquet")):
-        done.update(pq.read_table(shard, columns=["request_id"])["request_id"].to_pylist())
+        with opened_parquet(shard, what="responses") as file:
+            done.update(file.read(columns=["request_id"])["request_id"].to_pylist())
     return done
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 from hvd_ray.bench.prompt_rows import Prompt
 from hvd_ray.bench.workloads import load_prompts, load_shipped, select
 from hvd_ray.drafting.eagle3_prompts import OwnPrompt, own_prompts, second_stage_prompts
-from hvd_ray.drafting.eagle3_states import read_responses
+from hvd_ray.drafting.eagle3_responses import read_responses
 from hvd_ray.pipelines.eagle3_collect import CollectRequest
 from hvd_ray.text import HFTextCodec
 

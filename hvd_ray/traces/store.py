@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_path
+from hvd_ray.parquet_file import opened_parquet
 from hvd_ray.traces.schema import (
     FEATURE_VERSION_KEY,
     SCHEMA_KEY,
@@ -130,15 +131,9 @@ def read_table(path: Path, table: TableName, schema: Any, *, columns: Sequence[s
         UserError: the file is absent, broken or of another schema, or a value is missing or
             impossible; the message says where.
     """
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_schema(path, file.schema_arrow, table, schema)
-            found = file.read(columns=list(columns) or schema.names)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; expected a Parquet file of {table}") from None
-    except (pa.ArrowException, OSError) as error:
-        cause = str(error).splitlines()[0]
-        raise UserError(f"{path}: no readable Parquet file of {table} ({cause})") from None
+    with opened_parquet(path, what=table) as file:
+        _check_schema(path, file.schema_arrow, table, schema)
+        found = file.read(columns=list(columns) or schema.names)
     _check_values(path, found, table, schema)
     return found
 
@@ -192,12 +187,10 @@ def read_footer(path: Path) -> Any:
         UserError: the file is absent or broken.
     """
     try:
-        return pq.read_metadata(path)
-    except (pa.ArrowException, OSError) as error:
-        cause = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(
-            f"{path}: no readable Parquet file ({cause}); remove it and run again"
-        ) from None
+        with opened_parquet(path, what="rows") as file:
+            return file.metadata
+    except UserError as error:
+        raise UserError(f"{error}; remove it and run again") from None
 
 
 def _check_schema(path: Path, found: Any, table: TableName, expected: Any) -> None:

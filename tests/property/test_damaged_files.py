@@ -27,7 +27,7 @@ from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost_file import CostFile, CostKey, read_costs
 from hvd_ray.payoff.predictor import CARD_FILE, WEIGHTS_FILE, MlpPredictor
 from hvd_ray.traces.schema import Trace, steps_to_table, traces_to_table
-from hvd_ray.traces.store import read_steps, read_traces, write_steps, write_traces
+from hvd_ray.traces.store import num_rows, read_steps, read_traces, write_steps, write_traces
 from hvd_ray.traces.transcripts_entries import BadLogRowError
 from hvd_ray.traces.transcripts_formats import LOG_FORMATS, RowDefaults, entries_of, parse_json
 from hvd_ray.traces.transcripts_plan import find_sources
@@ -120,6 +120,19 @@ def test_damaged_parquet(folder: Path, table: str) -> None:
         read_or_refused(lambda: read(path))
 
     try_it()
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_parquet_whose_beginning_was_written_over(tmp_path: Path, place: int) -> None:
+    """Arrow reads the end alone, and took it as whole."""
+    path = tmp_path / "traces.parquet"
+    write_traces([trace(0)], path)
+    whole = bytearray(path.read_bytes())
+    whole[place] ^= 1
+    path.write_bytes(whole)
+    for read in (read_traces, num_rows):
+        with pytest.raises(UserError, match=r"traces\.parquet: no readable .*begins with"):
+            read(path)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ _NOUNS = {
     "compiled",
     "text",
     "ending",
+    "parquet_file",
     "provenance",
     "randomness",
     "settings_yaml",

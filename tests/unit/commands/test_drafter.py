@@ -95,6 +95,21 @@ def test_training_leaves_curves_in_mlflow(
     assert [json.loads(line)["step"] for line in lines] == list(range(21))
 
 
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_token_that_the_target_does_not_have_is_refused_before_anything_begins(
+    command: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "responses"
+    data.mkdir()
+    row = {**_row(100), "output_token_ids": [3, SMALL.vocab_size]}
+    pq.write_table(pa.Table.from_pylist([_row(1), row]), data / "part-0.parquet")
+    save_head(random_head(), tmp_path / "head")
+    place = ("--run", tmp_path / "run") if command == "train" else ("--head", tmp_path / "head")
+    assert _hvd("drafter", command, data, *place, "--target", target) == 2
+    assert f"knows no token beyond {SMALL.vocab_size - 1}" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "checkpoint.json").exists()
+
+
 def _only_run(experiment: str) -> tuple[Any, Any]:
     """The one run of an experiment, but for the one that opening the store makes."""
     config = Config.model_validate({"tracking": {"experiment": experiment}})

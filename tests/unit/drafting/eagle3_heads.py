@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hvd_ray.drafting.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
-from hvd_ray.drafting.eagle3_states import Response, ResponseStates
+from hvd_ray.drafting.eagle3_responses import Response
+from hvd_ray.drafting.eagle3_states import ResponseStates
 from hvd_ray.engines.torch_engine import TorchEngine
 
 SMALL = Eagle3Config(

@@ -11,7 +11,8 @@ import torch
 from hvd_ray.drafting.eagle3 import Eagle3Config, Eagle3Head
 from hvd_ray.drafting.eagle3_chain import chain_steps, pack
 from hvd_ray.drafting.eagle3_eval import response_lengths, walk
-from hvd_ray.drafting.eagle3_states import Response, ResponseStates
+from hvd_ray.drafting.eagle3_responses import Response
+from hvd_ray.drafting.eagle3_states import ResponseStates
 
 from .eagle3_heads import random_head, random_states
 

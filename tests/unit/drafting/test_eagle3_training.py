@@ -14,7 +14,8 @@ import torch
 
 from hvd_ray.drafting.eagle3_init import default_aux_layer_ids, draft_vocabulary
 from hvd_ray.drafting.eagle3_job import TrainJob, run_evaluation, run_training
-from hvd_ray.drafting.eagle3_states import StateCache, TargetStates, read_responses
+from hvd_ray.drafting.eagle3_responses import read_responses
+from hvd_ray.drafting.eagle3_states import StateCache, TargetStates
 from hvd_ray.drafting.eagle3_training import TrainConfig, learning_rate_share
 from hvd_ray.errors import UserError
 
