@@ -17,12 +17,15 @@ from rich.table import Table
 
 from hvd_ray.commands.arguments import sorted_out
 from hvd_ray.commands.drafter_compare import COMPARE_EXAMPLE, compare
+from hvd_ray.commands.train_finished import HEAD, head_training_key, keep_answer, kept_answer
 from hvd_ray.config import DEFAULT_MODEL, Config, load_config
 from hvd_ray.errors import UserError
 
 STEPS_PER_POINT = 10
 """Of the curves in MLflow; measurements are all there."""
 MAX_SEED = 2**63 - 1
+TRACKING_NOTE = "tracking_run"
+"""In a run's folder for as long as its MLflow run has not ended."""
 
 if TYPE_CHECKING:
     from hvd_ray.drafting.eagle3_job import TrainJob
@@ -171,6 +174,8 @@ def train(
 ) -> None:
     """Train an EAGLE-3 head on what the target said; a killed run goes on from its checkpoint.
 
+    Typed again when all is done it answers with what it has made.
+
     Loss, accuracy by draft position and emitted tokens per pass become curves of an MLflow run,
     see `hvd ui`; they also stand in RUN/metrics.jsonl.
     """
@@ -202,6 +207,14 @@ def train(
         seed=seed,
     )
     about = {"train": asdict(training), "job": _as_params(job), "workers": workers}
+    key = head_training_key(job, about, loaded)
+    found = kept_answer(run / "head", key, made=HEAD)
+    if found is not None:
+        if (run / TRACKING_NOTE).exists():  # killed before its run could end
+            with _tracked_run(run, about, loaded):
+                pass
+        _answer(found, as_json=as_json)
+        return
     with _tracked_run(run, about, loaded) as tracker:
         if workers == 1:
             with _training_log(steps, run, tracker) as log_metrics:
@@ -213,11 +226,18 @@ def train(
                 job, training, num_workers=workers, use_gpu=gpus, storage=run / "ray"
             )
             _log_curves(tracker, run)
-    report = json.loads((folder / "quality.json").read_text())
+        report = json.loads((folder / "quality.json").read_text())
+        answer = {"head": str(folder), "quality": report}
+        if tracker.run_id is not None:
+            keep_answer(folder, key, answer, made=HEAD)
+    _answer(answer, as_json=as_json)
+
+
+def _answer(answer: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"head": str(folder), "quality": report}))
-        return
-    _show(report, title=f"Head in {folder}")
+        print(json.dumps(answer))
+    else:
+        _show(answer["quality"], title=f"Head in {answer['head']}")
 
 
 def evaluate(
@@ -305,7 +325,7 @@ def _tracked_run(run: Path, about: Mapping[str, Any], config: Config) -> Iterato
     from hvd_ray.tracking import tracked
 
     run.mkdir(parents=True, exist_ok=True)
-    note = run / "tracking_run"
+    note = run / TRACKING_NOTE
     is_new = not note.exists()
     with tracked(config, run_name=f"eagle3-{run.name}", note=note) as tracker:
         if is_new:

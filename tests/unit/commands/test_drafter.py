@@ -95,6 +95,35 @@ def test_training_leaves_curves_in_mlflow(
     assert [json.loads(line)["step"] for line in lines] == list(range(21))
 
 
+def test_a_command_typed_again_finds_what_it_has_made(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a kill between the end of its MLflow run and its answer: no second run."""
+    data, run = _responses(tmp_path / "responses", range(40)), tmp_path / "run"
+    words = (
+        "drafter", "train", data, "--run", run, "--target", target, "--steps", 4,
+        "--rows-per-step", 32, "--chain-steps", 2, "--draft-vocab", 32, "--regression-steps", 1,
+        "--json", "tracking.experiment=again",
+    )  # fmt: skip
+
+    def answer(*more: object) -> dict[str, Any]:
+        assert _hvd(*words, *more) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    first, curves = answer(), (run / "metrics.jsonl").read_text()
+    assert answer() == first
+    assert not (run / "tracking_run").exists()
+    assert (run / "metrics.jsonl").read_text() == curves
+    assert _only_run("again")[1].info.status == "FINISHED"
+    (run / "tracking_run").write_text("a run that was begun and not ended")
+    assert answer() == first
+    assert not (run / "tracking_run").exists()
+    head = run / "head" / "model.safetensors"
+    made = head.stat().st_mtime_ns
+    answer("--steps", 6)
+    assert head.stat().st_mtime_ns > made, "another training is done"
+
+
 @pytest.mark.parametrize("command", ["train", "eval"])
 def test_a_token_that_the_target_does_not_have_is_refused_before_anything_begins(
     command: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
