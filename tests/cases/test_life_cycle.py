@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
 
 from hvd_ray.drafting.suffix import SuffixDrafter
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
-from hvd_ray.types import Draft, Request, SamplingParams
+from hvd_ray.types import Draft, Request, SamplingParams, Source
 from tests.cases.decoding import PROMPT, same, warm
 from tests.property.toy_requests import HEADLESS_SYSTEMS, decoder
 
@@ -65,9 +66,11 @@ def test_l09_closing_frees_the_draft_trees() -> None:
 
 @dataclass
 class Broken:
-    """A model drafter that fails on its first proposal."""
+    """A model drafter that fails on the third proposal for one request."""
 
     source: str = "eagle3"
+    fails_for: str = "r"
+    proposed: Counter[str] = field(default_factory=Counter)
     stopped: list[str] = field(default_factory=list)
 
     def start(self, request: Request) -> None: ...
@@ -75,7 +78,10 @@ class Broken:
     def observe(self, request_id: str, token_ids: tuple[int, ...], hidden: object) -> None: ...
 
     def propose(self, request_id: str, limit: int) -> Draft:  # noqa: ARG002
-        raise RuntimeError("the head is broken")
+        self.proposed[request_id] += 1
+        if request_id == self.fails_for and self.proposed[request_id] == 3:
+            raise RuntimeError("the head is broken")
+        return Draft(Source.EAGLE3, (1, 2))
 
     def room(self, request_id: str) -> int:  # noqa: ARG002
         return 4
@@ -90,10 +96,40 @@ def test_l10_a_drafter_that_fails_ends_its_request_and_no_other() -> None:
     from hvd_ray.payoff.policy import AlwaysModel
 
     engine, broken = ToyEngine(seed=3), Broken()
-    failing = Decoder(engine, ToyCodec(), AlwaysModel(), None, broken)  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+    shared = Decoder(engine, ToyCodec(), AlwaysModel(), None, broken)  # type: ignore[arg-type]
+    failing, other = (shared.start(Request(name, PROMPT, sampling)) for name in ("r", "other"))
+    for _ in range(2):
+        shared.step(failing)
+        shared.step(other)
     with pytest.raises(RuntimeError, match="head is broken"):
-        failing.generate(Request("r", PROMPT))
+        shared.step(failing)
+    shared.close(failing)
     assert broken.stopped == ["r"]
+    assert len(failing.completion().token_ids) < 40
+    while not other.is_finished:
+        shared.step(other)
+    shared.close(other)
+    assert broken.stopped == ["r", "other"]
+    assert broken.proposed["r"] == 3 < broken.proposed["other"]
+    plain = decoder("greedy", engine).generate(Request("plain", PROMPT, sampling))
+    assert other.completion().token_ids == plain.token_ids
+
+
+def test_l10_a_request_that_is_generated_whole_is_closed_by_its_fault() -> None:
+    from hvd_ray.decode import Decoder
+    from hvd_ray.payoff.policy import AlwaysModel
+
+    broken = Broken(fails_for="second")
+    shared = Decoder(ToyEngine(seed=3), ToyCodec(), AlwaysModel(), None, broken)  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    for name in ("first", "second", "third"):
+        if name == "second":
+            with pytest.raises(RuntimeError, match="head is broken"):
+                shared.generate(Request(name, PROMPT, sampling))
+        else:
+            assert len(shared.generate(Request(name, PROMPT, sampling)).token_ids) == 20
+        assert broken.stopped[-1] == name
 
 
 def test_neighbours_of_an_aborted_request_are_undisturbed() -> None:
