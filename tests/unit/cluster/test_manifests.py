@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import pairwise
@@ -212,6 +214,78 @@ def test_ray_up_takes_the_file(name: str) -> None:
     options = json.dumps(config["docker"])
     assert "RAY_AUTH_MODE=token" in options
     assert "/shared:/shared" in options
+
+
+def as_ray_runs_it(config: dict[str, Any], command: str) -> list[str]:
+    """The words of the node's shell for a command of `ray up` in the container."""
+    from ray.autoscaler._private.command_runner import DockerCommandRunner
+
+    commands: list[str] = []
+    runner = DockerCommandRunner(
+        config["docker"],
+        log_prefix="",
+        node_id="0",
+        provider=None,
+        auth_config=config["auth"],
+        cluster_name="hvd",
+        process_runner=subprocess,
+        use_internal_ip=False,
+    )
+    runner.home_dir = "/home/ray"
+    runner.ssh_command_runner.run = lambda cmd, **_: commands.append(cmd)
+    runner.run(command)
+    return shlex.split(commands[0])
+
+
+DOCKERFILE = (CLUSTER / "Dockerfile").read_text(encoding="utf-8")
+LAST_STAGE = DOCKERFILE.rsplit("\nFROM ", 1)[1].replace("\\\n", " ")
+
+
+@pytest.mark.parametrize("name", ["local", "gpu"])
+def test_the_image_finds_what_ray_up_runs_in_a_login_shell(name: str, tmp_path: Path) -> None:
+    """Ray runs `bash --login`, whose /etc/profile forgets the image's PATH."""
+    config = yaml.safe_load((CLUSTER / f"{name}.yaml").read_text(encoding="utf-8"))
+    *docker, inner = as_ray_runs_it(config, "ray stop")
+    assert docker == ["docker", "exec", "-it", "hvd", "/bin/bash", "-c"]
+    assert inner.startswith("bash --login "), "else profile.d is not read"
+    (line,) = re.findall(r"RUN echo '([^']+)' > /etc/profile\.d/\S+\.sh\n", LAST_STAGE)
+    (tmp_path / "ray").write_text("#!/bin/sh\necho found\n")
+    (tmp_path / "ray").chmod(0o755)
+    script = f"PATH=/usr/bin:/bin; {line}; ray stop".replace("/venv/bin", str(tmp_path))
+    assert subprocess.run(["bash", "-c", script], capture_output=True).stdout == b"found\n"
+    assert re.search(r"^ENV .*\bPATH=/venv/bin:", LAST_STAGE, re.MULTILINE)
+
+
+def test_the_image_has_the_programs_that_ray_up_uses_in_it() -> None:
+    """Files by rsync, workers by the head's ssh, `ray exec --screen`; AWS by boto3."""
+    (packages,) = re.findall(r"apt-get install -y --no-install-recommends ([^&]+)&&", LAST_STAGE)
+    assert {"rsync", "openssh-client", "screen"} <= set(packages.split())
+    assert re.search(r"/venv/bin/pip install .*\bboto3==", DOCKERFILE)
+    made = re.findall(r"install -d -o ray -g ray -m 0700 ([^&]+)&&", LAST_STAGE)[0].split()
+    variables = dict(re.findall(r"(\w+)=(\S+)", LAST_STAGE))
+    assert variables["SCREENDIR"] in made
+
+
+@pytest.mark.parametrize("name", ["local", "gpu"])
+def test_ray_up_hands_out_the_token_where_the_image_lets_it(name: str) -> None:
+    config = yaml.safe_load((CLUSTER / f"{name}.yaml").read_text(encoding="utf-8"))
+    ((there, here),) = config["file_mounts"].items()
+    assert here == "~/.ray", "where `ray get-auth-token --generate` puts auth_token"
+    assert f"-e RAY_AUTH_TOKEN_PATH={there}/auth_token" in config["docker"]["run_options"]
+    assert there in LAST_STAGE, "made for the user ray, not for root by Docker"
+
+
+def test_ray_up_installs_nothing_on_aws_and_names_one_tracking_server() -> None:
+    """Ray's defaults for AWS run pip in the image, as a user who may not."""
+    from ray.autoscaler._private.util import prepare_config
+
+    config = prepare_config(yaml.safe_load((CLUSTER / "gpu.yaml").read_text(encoding="utf-8")))
+    assert config["head_setup_commands"] == config["worker_setup_commands"] == []
+    for commands, host in (
+        (config["head_start_ray_commands"], "127.0.0.1"),
+        (config["worker_start_ray_commands"], "$RAY_HEAD_IP"),
+    ):
+        assert f"export MLFLOW_TRACKING_URI=http://{host}:5000; ray start" in commands[-1]
 
 
 def test_ray_up_refuses_an_unknown_key() -> None:
