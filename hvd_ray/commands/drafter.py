@@ -179,7 +179,7 @@ def train(
     Loss, accuracy by draft position and emitted tokens per pass become curves of an MLflow run,
     see `hvd ui`; they also stand in RUN/metrics.jsonl.
     """
-    from hvd_ray.drafting.eagle3_job import TrainJob, run_training, set_threads
+    from hvd_ray.drafting.eagle3_job import TrainJob, check_responses, run_training, set_threads
     from hvd_ray.drafting.eagle3_training import TrainConfig
     from hvd_ray.traces.loops import loop_start
 
@@ -215,6 +215,7 @@ def train(
                 pass
         _answer(found, as_json=as_json)
         return
+    check_responses(job)
     with _tracked_run(run, about, loaded) as tracker:
         if workers == 1:
             with _training_log(steps, run, tracker) as log_metrics:

@@ -54,6 +54,15 @@ class TrainJob:
     """Go on from another run's finished head instead of the target's own layers."""
 
 
+def check_responses(job: TrainJob) -> None:
+    """Read all responses once, before a training is begun that would meet a bad one hours later.
+
+    Raises:
+        UserError: there are none, or one is damaged or has a token that the target does not have.
+    """
+    refuse_odd_responses(find_shards(job.data), num_token_ids=vocab_size_of(job.target))
+
+
 def run_training(
     job: TrainJob, config: TrainConfig, *, log_metrics: LogMetrics, world: World | None = None
 ) -> Path:
@@ -62,12 +71,9 @@ def run_training(
     Called by each of several workers with its own `world`, all train one head together.
 
     Raises:
-        UserError: no data, a damaged row or a token that the target does not have, or a target or
-            a starting head that does not fit.
+        UserError: no data, a damaged row, or a target or a starting head that does not fit.
     """
     shards = find_shards(job.data)
-    if world is None or world.is_first:
-        refuse_odd_responses(shards, num_token_ids=vocab_size_of(job.target))
     model = load_target(job.target)
     init = None
     if job.init_head is not None:
