@@ -110,6 +110,8 @@ def _show(outcome: Promotion) -> None:
     print(f"{verdict}: {outcome.reason}")
     if outcome.is_promoted:
         print(f"champion: {outcome.challenger.ref}")
+        if outcome.to_serve is not None:
+            print(f"to serve by it: {outcome.to_serve}")
         return
     print(f"goes on deciding: {outcome.incumbent}")
     print(f"challenger: {outcome.challenger.ref}")

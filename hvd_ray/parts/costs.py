@@ -64,15 +64,21 @@ def _other_threads(key: CostKey) -> list[int]:
     return sorted(found)
 
 
-def _for_other_threads(num_threads: int, others: list[int], config: Config) -> str:
-    """A table for one thread says nothing of two; which are wanted only the reader knows."""
+def calibrate_command(config: Config, *, num_threads: int | None = None) -> str:
+    """What measures the table of a configuration, as it is typed."""
     default = Config()
     named = [
         f"{name}={getattr(config, name)}"
         for name in ("model", "dtype")
         if getattr(config, name) != getattr(default, name)
     ]
-    again = " ".join(["hvd calibrate", *named, f"num_threads={num_threads}"])
+    threads = [] if num_threads is None else [f"num_threads={num_threads}"]
+    return " ".join(["hvd calibrate", *named, *threads])
+
+
+def _for_other_threads(num_threads: int, others: list[int], config: Config) -> str:
+    """A table for one thread says nothing of two; which are wanted only the reader knows."""
+    again = calibrate_command(config, num_threads=num_threads)
     return (
         f"no cost table for num_threads={num_threads}, but one for "
         f"{' and '.join(map(str, others))}: add num_threads={others[0]} to use it, or measure "

@@ -12,11 +12,12 @@ from typing import Any
 
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
+from hvd_ray.parts.costs import calibrate_command, find_costs
 from hvd_ray.payoff.dataset import TEST
 from hvd_ray.payoff.estimator import PredictorEstimator
 from hvd_ray.payoff.features import FeatureExtractor
 from hvd_ray.payoff.policy import Policy
-from hvd_ray.payoff.predictor import MlpPredictor
+from hvd_ray.payoff.predictor import MlpPredictor, read_fitting_card
 from hvd_ray.payoff.token_classes import TokenClasses
 from hvd_ray.pipelines.label import token_classes_of
 from hvd_ray.pipelines.shards import RunProgress
@@ -60,6 +61,8 @@ class Promotion:
     """The challenger under the policy it was tuned with, over all workloads, where that differs."""
     tuned: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    to_serve: str | None = None
+    """What is still to be done for `hvd serve` to decide by the new champion; None: nothing."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -73,6 +76,7 @@ class Promotion:
             "as_tuned": None if self.as_tuned is None else self.as_tuned.as_json(),
             "tuned": None if self.tuned is None else dict(self.tuned),
             "notes": list(self.notes),
+            "to_serve": self.to_serve,
         }
 
 
@@ -104,6 +108,7 @@ def promote(options: PromoteOptions, config: Config, *, progress: RunProgress) -
         outcome = replace(outcome, is_promoted=True, reason=f"{FORCED}, though {outcome.reason}")
     if outcome.is_promoted:
         make_champion(challenger, config=config, about=_about(outcome))
+        outcome = replace(outcome, to_serve=_to_serve(challenger, config))
     return outcome
 
 
@@ -224,6 +229,21 @@ def _incumbent(config: Config) -> tuple[str | None, Path | None]:
     except UserError:
         return None, None
     return config.policy.predictor or f"shipped for {config.model}", folder
+
+
+def _to_serve(champion: RegisteredPredictor, config: Config) -> str | None:
+    """`hvd serve` on the torch engine takes `suffix` where the champion cannot decide by costs."""
+    card = read_fitting_card(resolve_predictor(champion.ref, config=config))
+    if card.kind != "survival":
+        return "it has no survival curve: `hvd serve` uses it with policy.name=hvd_tau alone"
+    try:
+        find_costs(config)
+    except UserError:
+        return (
+            f"type `{calibrate_command(config)}` on the machine that serves: there is no cost table "
+            "here, and without one `hvd serve` decides by suffix (vLLM learns its costs itself)"
+        )
+    return None
 
 
 def _configured(config: Config) -> dict[str, Any]:

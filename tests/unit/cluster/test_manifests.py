@@ -164,21 +164,65 @@ SERVE_CONFIGS = [
 ]
 
 
+def serve_application(config: dict[str, Any]) -> Any:
+    """The one application, by Ray Serve's own schema, which drops what it does not know."""
+    from ray.serve.schema import ServeDeploySchema
+
+    known = ServeDeploySchema.model_validate(config)
+    dropped = list(missing_keys(config, known.model_dump(exclude_unset=True)))
+    assert not dropped, f"Ray Serve knows no {', '.join(dropped)}"
+    (application,) = known.applications
+    return application
+
+
+def missing_keys(given: Any, kept: Any, *, place: str = "") -> Iterator[str]:
+    """The keys of a tree that another one lacks."""
+    if isinstance(given, dict):
+        for key, value in given.items():
+            if not isinstance(kept, dict) or key not in kept:
+                yield f"{place}{key}"
+            else:
+                yield from missing_keys(value, kept[key], place=f"{place}{key}.")
+    elif isinstance(given, list):
+        for at, (value, other) in enumerate(zip(given, kept, strict=True)):
+            yield from missing_keys(value, other, place=f"{place}{at}.")
+
+
 @pytest.mark.parametrize("config", SERVE_CONFIGS)
 def test_serve_takes_the_application(config: dict[str, Any]) -> None:
     """Ray Serve's own schema, then our own settings: a misspelt one fails in either."""
-    from ray.serve.schema import ServeDeploySchema
-
     from hvd_ray.serving.app import BuildArgs
     from hvd_ray.serving.settings import FRONT, REPLICA, hot_settings
 
-    (application,) = ServeDeploySchema.model_validate(config).applications
+    application = serve_application(config)
     settings = BuildArgs(**application.args).config()
     assert {each.name for each in application.deployments} == {FRONT, REPLICA}
     for deployment in application.deployments:
-        hot_settings(deployment.user_config)
+        hot = hot_settings(deployment.user_config)
+        assert not hot.is_policy_named, "a champion would never serve"
+    if settings.serving.engine == "torch":
+        assert settings.num_threads == settings.serving.cpus_per_replica, "as calibrated"
     if config["http_options"]["host"] != "127.0.0.1":
         assert settings.serving.api_keys is not None, "beyond loopback clients need keys"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c["applications"][0].update(route_prefx="/"), "applications.0.route_prefx"),
+        (lambda c: c.update(proxy_locatoin="HeadOnly"), "proxy_locatoin"),
+        (lambda c: c["http_options"].update(prt=1), "http_options.prt"),
+        (
+            lambda c: c["applications"][0]["deployments"][1].update(user_conf={}),
+            "applications.0.deployments.1.user_conf",
+        ),
+    ],
+)
+def test_a_misspelt_key_of_serve_is_found_out(change: Any, reason: str) -> None:
+    config = deepcopy(documents(CLUSTER / "serve.yaml")[0])
+    change(config)
+    with pytest.raises(AssertionError, match=f"knows no {re.escape(reason)}\\n"):
+        serve_application(config)
 
 
 @pytest.mark.parametrize(

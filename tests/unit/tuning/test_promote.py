@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_ray.cli import main
+from hvd_ray.commands.promote import _show as show
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost_file import CostFile, CostKey, write_costs
@@ -105,6 +106,8 @@ def test_the_faster_challenger_becomes_champion(
     gap = outcome.rows[0].gap
     assert gap.estimate.low > 1.2
     assert outcome.rows[0].speeds["champion"] == pytest.approx(1.0), "a token a pass"
+    assert outcome.to_serve is not None
+    assert "policy.name=hvd_tau" in outcome.to_serve
     assert aliases(config) == {"champion": "2", "challenger": None}
     assert resolve_predictor(config=config) == resolve_predictor(challenger.ref, config=config)
     tags = tags_of(config, challenger)
@@ -132,6 +135,30 @@ def test_the_slower_challenger_stays_and_can_be_forced(
     tags = tags_of(config, challenger)
     assert tags["promotion_forced"] == "true"
     assert json.loads(tags["promotion_gap"])["ratio"] < 1
+
+
+def test_the_answer_says_what_serving_by_the_champion_still_needs(
+    config: Config,
+    register: Register,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A champion without a cost table serves nobody, and the chain of jobs measured none."""
+    register(constant(ALWAYS, num_outputs=32), "challenger")
+    outcome = promote(PromoteOptions(), config, progress=Silent())
+    assert outcome.is_promoted
+    told = f"to serve by it: type `hvd calibrate model={config.model}` on the machine that serves"
+    show(outcome)
+    assert told in capsys.readouterr().out
+    assert outcome.as_json()["to_serve"] == outcome.to_serve
+
+    register(constant(ALWAYS, num_outputs=32), "challenger")
+    monkeypatch.setattr(module, "find_costs", lambda _config: "a table")
+    forced = promote(PromoteOptions(is_forced=True), config, progress=Silent())
+    assert forced.is_promoted
+    assert forced.to_serve is None
+    show(forced)
+    assert "to serve" not in capsys.readouterr().out
 
 
 def test_an_equal_challenger_stays(
