@@ -240,8 +240,8 @@ def _to_serve(champion: RegisteredPredictor, config: Config) -> str | None:
         find_costs(config)
     except UserError:
         return (
-            f"type `{calibrate_command(config)}` on the machine that serves: there is no cost table "
-            "here, and without one `hvd serve` decides by suffix (vLLM learns its costs itself)"
+            f"type `{calibrate_command(config)}` on the machine that serves: there is no cost "
+            "table here, and without one `hvd serve` decides by suffix (vLLM learns its own)"
         )
     return None
 
