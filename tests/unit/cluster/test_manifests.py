@@ -72,6 +72,12 @@ def test_every_manifest_has_known_fields_of_the_right_kind(path: Path) -> None:
     [
         (lambda d: d["spec"].update(rayversion="2.60.0"), "rayversion"),
         (lambda d: d["spec"]["authOptions"].update(mode="tokens"), "tokens"),
+        (
+            lambda d: d["spec"]["headGroupSpec"]["template"]["spec"]["securityContext"].update(
+                fsgroup=1000
+            ),
+            "fsgroup",
+        ),
         (lambda d: d["spec"]["workerGroupSpecs"][0].pop("maxReplicas"), "maxReplicas"),
         (lambda d: d["spec"]["headGroupSpec"]["rayStartParams"].update(num_cpus=2), "2 is not"),
         (
@@ -124,6 +130,28 @@ def test_gpus_are_asked_for_where_the_image_has_them(spec: dict[str, Any]) -> No
         has_gpu = "nvidia.com/gpu" in container["resources"]["limits"]
         assert has_gpu == container["image"].endswith(":gpu")
         assert has_gpu == ("tolerations" in group["template"]["spec"])
+
+
+def pods(tree: Any) -> Iterator[dict[str, Any]]:
+    """The specs of pods anywhere in a manifest."""
+    if isinstance(tree, dict):
+        if "containers" in tree:
+            yield tree
+        for value in tree.values():
+            yield from pods(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from pods(value)
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_pods_may_write_to_their_volumes(path: Path) -> None:
+    """They run as the image's user, not as root."""
+    (user,) = re.findall(r"ARG RAY_UID=(\d+)", (CLUSTER / "Dockerfile").read_text("utf-8"))
+    for document in documents(path):
+        for pod in pods(document):
+            if pod.get("volumes"):
+                assert pod["securityContext"]["fsGroup"] == int(user)
 
 
 def test_the_metrics_of_every_pod_are_scraped() -> None:
