@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,10 @@ MAX_WORKERS = 100_000
 MAX_PIECES = 4 * MAX_WORKERS
 """The simulation draws every shard."""
 USUAL_TRACE_TOKENS = 128
+LEGEND = (
+    "busy: of the workers' time after their start; hours: workers times time, of which --price is "
+    "the price\na worker, driver: the memory that each needs"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -125,6 +130,7 @@ def _show(planned: Plan, *, price: float | None, memory_gb: float, with_curve: b
 
     console = Console(highlight=False)
     console.print(_stages_table(planned, price))
+    console.print(LEGEND)
     if with_curve:
         console.print(_curve_table(planned))
     console.print("Where it stops scaling (twice the workers less than 1.25 times as fast):")
@@ -215,12 +221,21 @@ def _too_large(planned: Plan, memory_gb: float) -> list[str]:
         for who, need_mb in (("a worker", stage.worker_mb), ("the driver", stage.driver_mb)):
             if need_mb <= memory_gb * 1000:
                 continue
-            way = "learn from a part of the traces"
-            if is_dealt:
-                way = "use more --shards" if who == "a worker" else "do it in several runs"
+            way = _way_out(name, who, share=need_mb / (memory_gb * 1000), is_dealt=is_dealt)
             need = size_text(need_mb)
             lines.append(f"Careful: {name}: {who} needs {need} and has {memory_gb:g} GB; {way}")
     return lines
+
+
+def _way_out(name: str, who: str, *, share: float, is_dealt: bool) -> str:
+    """What to type instead; `share` is how many times too much it is (jobs/README.md)."""
+    num_parts = ceil(share)
+    if not is_dealt:
+        return f"label 1 in {num_parts:,} of the traces' files and learn from that (jobs/README.md)"
+    if who == "a worker":
+        return "use more --shards"
+    what = {"collect": "the prompts", "label": "the traces' files"}[name]
+    return f"{name} {what} in {num_parts:,} parts, each with an --out of its own (jobs/README.md)"
 
 
 def _source(planned: Plan) -> list[str]:

@@ -115,7 +115,13 @@ def collect(
 
 
 def label(
-    traces: Annotated[Path, typer.Argument(metavar="DIR", help="What `collect` has written.")],
+    traces: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="What `collect` has written, a folder of such, or one of Parquet files.",
+        ),
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="E.g. drafting.suffix.max_tree_depth=32."),

@@ -30,7 +30,7 @@ from hvd_ray.provenance import provenance
 from hvd_ray.text import HFTextCodec
 from hvd_ray.traces.label import ModelLabeller
 from hvd_ray.traces.schema import SCHEMA_VERSION
-from hvd_ray.traces.store import finished_parts, refuse_unknown_tokens
+from hvd_ray.traces.store import finished_parts, folders_of, refuse_unknown_tokens
 
 MOST_PADDING = 1024
 
@@ -97,9 +97,9 @@ def label(options: LabelOptions, config: Config, *, progress: RunProgress) -> di
 
 
 def is_unfinished(traces: Path) -> bool:
-    """Whether a collection into this folder has begun and not come to its end."""
-    manifest = read_manifest(traces)
-    return manifest is not None and not manifest.get("complete", False)
+    """Whether a collection into this folder, or one in it, has begun and not come to its end."""
+    manifests = (read_manifest(folder) for folder in folders_of(traces, "traces"))
+    return any(found is not None and not found.get("complete", False) for found in manifests)
 
 
 class LabelWorker:
@@ -167,7 +167,7 @@ def _num_workers(options: LabelOptions, config: Config) -> int:
 
 def _noted_model(options: LabelOptions, plan: LabelPlan) -> str:
     """The model as the collection was told it, which may be a folder; else as the traces say."""
-    manifest = read_manifest(options.traces) or {}
+    manifest = read_manifest(folders_of(options.traces, "traces")[0]) or {}
     return str(manifest.get("model", plan.model))
 
 

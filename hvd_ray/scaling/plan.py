@@ -15,6 +15,7 @@ SHARDS_PER_WORKER = 4
 WORTH_DOUBLING = 1.25
 """Twice the workers should be this much faster; below, the stage has stopped scaling."""
 MOST_WORKERS = 4096
+"""Up to where it is looked for the end of scaling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Plan:
             if now.seconds <= WORTH_DOUBLING * doubled.seconds:
                 return Limit(workers, self._reason(name, doubled, 2 * workers))
             workers, now = 2 * workers, doubled
-        return Limit(workers, "not within this range")
+        return Limit(workers, f"still scaling there; more than {MOST_WORKERS:,} are not tried")
 
     def _reason(self, name: StageName, doubled: StagePlan, workers: int) -> str:
         """What the doubled workers wait for, the most obvious first."""

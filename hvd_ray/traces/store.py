@@ -105,18 +105,29 @@ def read_labels(place: Path, *, feature_names: Sequence[str], feature_version: i
 
 
 def parts_of(place: Path, table: TableName) -> list[Path]:
-    """The Parquet files of a table: `place` itself, its parts, or those of `place/TABLE`.
+    """The Parquet files of a table: `place` itself, or those of `folders_of`.
 
     Raises:
         UserError: there are none.
     """
     if place.is_file():
         return [place]
-    folder = place / table if (place / table).is_dir() else place
-    parts = list(finished_parts(folder))
+    tables = [_table_folder(folder, table) for folder in folders_of(place, table)]
+    parts = [part for folder in tables for part in finished_parts(folder)]
     if not parts:
-        raise UserError(f"{place}: holds no {table}; expected Parquet files in {folder}")
+        raise UserError(f"{place}: holds no {table}; expected Parquet files in {tables[0]}")
     return parts
+
+
+def folders_of(place: Path, table: TableName) -> list[Path]:
+    """`place`, where it holds parts or a folder `TABLE`; else the folders in it that hold one."""
+    if not place.is_dir() or (place / table).is_dir() or any(finished_parts(place)):
+        return [place]
+    return [path for path in sorted(place.iterdir()) if (path / table).is_dir()] or [place]
+
+
+def _table_folder(place: Path, table: TableName) -> Path:
+    return place / table if (place / table).is_dir() else place
 
 
 def finished_parts(folder: Path) -> Iterator[Path]:

@@ -27,7 +27,7 @@ from hvd_ray.pipelines.output import MANIFEST, read_manifest
 from hvd_ray.traces.label import shard_of
 from hvd_ray.traces.replay import ModelDrafts
 from hvd_ray.traces.schema import Trace, cut_at_loop
-from hvd_ray.traces.store import read_labels, read_trace_part
+from hvd_ray.traces.store import folders_of, read_labels, read_trace_part
 from hvd_ray.traces.walk import in_time_order
 from hvd_ray.tuning.recorded import LookedUp, ReplaySet, look_up
 from hvd_ray.tuning.space import Validation
@@ -63,6 +63,12 @@ class LabelNote:
         """
         manifest = read_manifest(labels)
         settings = (manifest or {}).get("settings", {})
+        if manifest is None and len(inside := folders_of(labels, "labels")) > 1:
+            raise UserError(
+                f"{labels}: holds {len(inside)} labellings, each with caches of its own; name one "
+                "of them and its traces, or label all traces at once: `hvd traces label` takes a "
+                "folder of collections, too"
+            )
         if manifest is None or settings.get("command") != "traces label":
             raise UserError(
                 f"{labels}: no labels ({MANIFEST} of `hvd traces label` is missing); "

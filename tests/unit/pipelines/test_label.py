@@ -1,5 +1,6 @@
 """The folder of a labelling that is refused on its way."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hvd_ray.engines.toy import ToyCodec
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.token_classes import TokenClasses
 from hvd_ray.pipelines import label as label_module
-from hvd_ray.pipelines.label import LabelOptions, label
+from hvd_ray.pipelines.label import LabelOptions, is_unfinished, label
 from hvd_ray.pipelines.output import MANIFEST
 from hvd_ray.traces.schema import Trace
 from hvd_ray.traces.store import write_traces
@@ -52,6 +53,15 @@ def test_a_token_beyond_the_vocabulary_is_refused_before_anything_is_made(
     with pytest.raises(UserError, match=r"a\.parquet: trace t0: output_token_ids holds 24"):
         label(options, Config(), progress=NoProgress())
     assert not options.out.exists()
+
+
+def test_several_collections_are_labelled_as_one(tmp_path: Path) -> None:
+    for name, is_complete in (("monday", True), ("tuesday", False)):
+        (tmp_path / name / "traces").mkdir(parents=True)
+        manifest = json.dumps({"settings": {}, "complete": is_complete})
+        (tmp_path / name / MANIFEST).write_text(manifest)
+    assert [is_unfinished(tmp_path / name) for name in ("monday", "tuesday")] == [False, True]
+    assert is_unfinished(tmp_path)
 
 
 def test_a_refusal_before_the_first_part_leaves_no_claim(

@@ -86,6 +86,12 @@ def test_the_command_shows_every_stage_within_80_columns(
     assert code == 0
     assert all(name in shown for name in (*STAGES, "cost", "stops scaling", "One tenant"))
     assert "were tenants never split" in shown
+    words = " ".join(shown.split())
+    assert "label 1 in 40 of the traces' files and learn from that (jobs/README.md)" in words
+    assert "collect the prompts in 2 parts, each with an --out of its own" in words
+    assert "still scaling there; more than 4,096 are not tried" in words
+    assert "busy: of the workers' time" in words
+    assert "hours: workers times time" in words
     assert max(map(len, shown.splitlines())) <= 80
     assert "smollm2-135m, bfloat16, AMD EPYC" in " ".join(shown.split())
     assert "one small model on a CPU" in " ".join(shown.split())

@@ -51,6 +51,18 @@ def test_steps_come_back_by_trace_and_in_order(tmp_path):
     assert store.read_steps(tmp_path) == {"a": (first,), "b": (first, STEP)}
 
 
+def test_a_folder_of_collections_is_read_as_one(tmp_path, make_trace):
+    for name in ("monday", "tuesday"):
+        store.write_traces([make_trace(name)], tmp_path / name / "traces" / "a.parquet")
+    (tmp_path / "notes").mkdir()
+    assert [trace.trace_id for trace in store.read_traces(tmp_path)] == ["monday", "tuesday"]
+    assert store.folders_of(tmp_path / "monday", "traces") == [tmp_path / "monday"]
+    store.write_traces([make_trace("own")], tmp_path / "traces" / "b.parquet")
+    assert [trace.trace_id for trace in store.read_traces(tmp_path)] == ["own"]
+    with pytest.raises(UserError, match="holds no traces"):
+        store.read_traces(tmp_path / "notes")
+
+
 def test_parts_are_read_together_and_unfinished_ones_not_at_all(tmp_path, make_trace):
     for name in ("a", "b"):
         store.write_traces([make_trace(name)], tmp_path / "traces" / f"{name}.parquet")

@@ -138,6 +138,13 @@ def test_a_folder_without_labels_is_refused(data: Data, tmp_path: Path) -> None:
         open_material(tmp_path, data.traces, Config())
 
 
+def test_one_of_several_labellings_has_to_be_named(data: Data, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "labels").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds 2 labellings, each with caches of its own; name"):
+        open_material(tmp_path, data.traces, Config())
+
+
 def test_labels_of_another_cache_are_refused(data: Data) -> None:
     config = Config.model_validate({"drafting": {"suffix": {"max_tree_depth": 32}}})
     with pytest.raises(UserError, match=r"max_tree_depth=64, and this run has 32"):
