@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,9 +128,15 @@ def _show(result: Mapping[str, Any], places: Mapping[str, str]) -> None:
     console.print(_trials_table(result["trials"], result["unit"]))
     console.print(_test_table(result["test"], result["unit"]))
     for name, place in places.items():
-        print(f"{name + ':':13}{place}")
+        print(f"{name + ':':13}{place}{_needed(name)}")
     if result["registered"] is not None:
         print(f"registered:  {result['registered']} as challenger; next: hvd promote")
+
+
+def _needed(name: str) -> str:
+    """TensorBoard is not among our packages; Tune writes its files all the same."""
+    is_lacking = name == "tensorboard" and find_spec(name) is None
+    return " (first `pip install tensorboard`)" if is_lacking else ""
 
 
 def _trials_table(rows: Sequence[Mapping[str, Any]], unit: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hvd_ray.cli import main
+from hvd_ray.commands import tune as command
 from hvd_ray.tuning.folder import SweepFolder, write_json
 from tests.unit.tuning.test_page import RESULT
 
@@ -72,3 +73,16 @@ def test_report_draws_it_too(capsys: Captured, tmp_path: Path) -> None:
     assert stop.value.code == 0
     assert json.loads(capsys.readouterr().out) == {"written": [str(folder.page)]}
     assert "data-trial" in folder.page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_tensorboard_is_named_with_what_it_needs(
+    is_installed: bool, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its files are written in any case, but it is not among our packages."""
+    monkeypatch.setattr(command, "find_spec", lambda _name: "a spec" if is_installed else None)
+    for table in ("_trials_table", "_test_table"):
+        monkeypatch.setattr(command, table, lambda *_: "")
+    command._show(RESULT | {"registered": None}, command._places(tmp_path))
+    (line,) = (s for s in capsys.readouterr().out.splitlines() if s.startswith("tensorboard:"))
+    assert line.endswith("/trials" if is_installed else "/trials (first `pip install tensorboard`)")
