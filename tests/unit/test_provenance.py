@@ -57,8 +57,8 @@ def commit_of_copy(package: Path) -> dict[str, object]:
 def copied_package(tmp_path: Path) -> Path:
     package = tmp_path / "repo" / "hvd_ray"
     package.mkdir(parents=True)
-    for module in (ROOT / "hvd_ray").glob("*.py"):
-        shutil.copy(module, package / module.name)
+    for file in (ROOT / "hvd_ray").glob("*.py"):
+        shutil.copy(file, package / file.name)
     return package
 
 
