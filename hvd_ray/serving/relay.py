@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,14 @@ class RelayHead:
 RelayEvent = RelayHead | bytes
 
 
-async def relayed(app: ASGIApp, call: RelayCall) -> AsyncGenerator[RelayEvent, None]:
-    """The head, then the body's parts; leaving early is a disconnect to the application."""
+async def relayed(
+    app: ASGIApp, call: RelayCall, *, gap_s: Callable[[], float] = lambda: 0.0
+) -> AsyncGenerator[RelayEvent, None]:
+    """The head, then the body's parts; leaving early is a disconnect to the application.
+
+    Parts that come within `gap_s` (asked anew each time) of the last one are handed on as one, the
+    first at once: who carries them pays by the part and not by the byte.
+    """
     messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
     has_left = asyncio.Event()
     bodies = iter([{"type": "http.request", "body": call.body, "more_body": False}])
@@ -54,15 +60,31 @@ async def relayed(app: ASGIApp, call: RelayCall) -> AsyncGenerator[RelayEvent, N
 
     running = asyncio.create_task(run())
     try:
+        now_s = asyncio.get_running_loop().time
+        free_s = now_s()
         while (message := await messages.get()) is not None:
             if message["type"] == "http.response.start":
                 yield _head(message)
             elif message.get("body"):
-                yield message["body"]
+                await asyncio.sleep(max(0.0, free_s - now_s()))
+                yield message["body"] + _waiting(messages)
+                free_s = now_s() + gap_s()
         await running  # raises what the application raised
     finally:
         has_left.set()
         running.cancel()
+
+
+def _waiting(messages: asyncio.Queue[dict[str, Any] | None]) -> bytes:
+    """The parts that have come meanwhile; the end stays in the queue."""
+    parts = []
+    while not messages.empty():
+        message = messages.get_nowait()
+        if message is None:
+            messages.put_nowait(None)  # nothing comes after it
+            break
+        parts.append(message.get("body", b""))
+    return b"".join(parts)
 
 
 def _scope(call: RelayCall) -> dict[str, Any]:

@@ -238,13 +238,14 @@ def _last_words(error: ApiError) -> bytes:
     return f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n".encode()
 
 
-def _with_our_error(event: bytes) -> bytes:
-    """An event of a stream; vLLM's last one where its engine failed."""
-    if not event.startswith(_ERROR_EVENT):
-        return event
-    head, _, rest = event.partition(b"\n\n")
+def _with_our_error(part: bytes) -> bytes:
+    """Events of a stream; vLLM's last one where its engine failed."""
+    at = 0 if part.startswith(_ERROR_EVENT) else part.find(b"\n\n" + _ERROR_EVENT) + 2
+    if at == 1:  # there is none
+        return part
+    head, _, rest = part[at:].partition(b"\n\n")
     error = _shaped_error(head.removeprefix(b"data: "), 500)
-    return event if error is None else b"data: " + error + b"\n\n" + rest
+    return part if error is None else part[:at] + b"data: " + error + b"\n\n" + rest
 
 
 async def _openai_shaped(parts: AsyncIterator[bytes], status: int) -> AsyncIterator[bytes]:

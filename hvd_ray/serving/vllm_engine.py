@@ -24,6 +24,9 @@ from hvd_ray.serving.vllm_arguments import (
 )
 
 _log = logging.getLogger(__name__)
+MOST_PARTS_PER_S = 1000.0
+"""Of all streams of a replica; each costs every process on its way 1 to 2 ms (docs/LOG.md)."""
+MOST_GAP_S = 0.1
 
 
 class VllmReplica:
@@ -72,11 +75,15 @@ class VllmReplica:
             return
         self._num_requests += 1
         try:
-            async with aclosing(relayed(self._app, call)) as events:
+            async with aclosing(relayed(self._app, call, gap_s=self._gap_s)) as events:
                 async for event in events:
                     yield event
         finally:
             self._num_requests -= 1
+
+    def _gap_s(self) -> float:
+        """Between the parts of one stream, so that all streams together stay below a rate."""
+        return min(self._num_requests / MOST_PARTS_PER_S, MOST_GAP_S)
 
     async def exposition(self) -> str:
         """vLLM's own figures and the plugin's as Prometheus reads them; empty where it has none."""

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from hvd_ray.serving.auth import ApiKeys
 from hvd_ray.serving.calls import Failure, ReplicaFacts, ReplicaState
 from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, relayed
-from hvd_ray.serving.relay_front import RelayFront, scope_salt
+from hvd_ray.serving.relay_front import RelayFront, _with_our_error, scope_salt
 from hvd_ray.serving.settings import Limits
 
 FACTS = ReplicaFacts("m", "/m", "vllm", "bfloat16", 512, ("auto", "off"))
@@ -249,8 +249,56 @@ def test_leaving_a_stream_reaches_the_application() -> None:
                 if len(seen) == 4:
                     break
         assert seen[0] == RelayHead(200, "text/event-stream; charset=utf-8")
-        assert seen[1:] == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"]
+        parts = [part for part in seen[1:] if isinstance(part, bytes)]
+        assert b"".join(parts).startswith(b"data: 0\n\ndata: 1\n\ndata: 2\n\n")
         async with asyncio.timeout(5):
             await upstream.left.wait()
 
     asyncio.run(run())
+
+
+def streamed(*, num_parts: int, pause_s: float, gap_s: float) -> list[RelayEvent]:
+    """What comes of a stream of numbers."""
+
+    async def numbers() -> AsyncIterator[bytes]:
+        for number in range(num_parts):
+            yield b"data: %d\n\n" % number
+            await asyncio.sleep(pause_s)
+
+    async def endpoint(request: Request) -> Response:  # noqa: ARG001
+        return StreamingResponse(numbers(), media_type="text/event-stream")
+
+    async def run() -> list[RelayEvent]:
+        app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+        call = RelayCall("POST", "/", {})
+        return [event async for event in relayed(app, call, gap_s=lambda: gap_s)]
+
+    return asyncio.run(run())
+
+
+def test_parts_that_come_within_the_gap_are_handed_on_together() -> None:
+    head, first, *others = streamed(num_parts=60, pause_s=0.002, gap_s=0.05)
+    assert isinstance(head, RelayHead)
+    assert first == b"data: 0\n\n"  # the first token waits for nobody
+    parts = [part for part in (first, *others) if isinstance(part, bytes)]
+    assert b"".join(parts) == b"".join(b"data: %d\n\n" % number for number in range(60))
+    assert len(parts) <= 1 + 60 * 0.2  # a fifth of them at the very most
+
+
+def test_parts_that_come_apart_are_not_held_back_for_others() -> None:
+    events = streamed(num_parts=5, pause_s=0.03, gap_s=0.001)
+    assert events[1:] == [b"data: %d\n\n" % number for number in range(5)]
+
+
+def test_an_engines_failure_is_openai_shaped_behind_other_events_too() -> None:
+    told = json.dumps({"error": {"message": "dead", "param": None, "code": 500}}).encode()
+    events = b"data: 1\n\ndata: 2\n\n"
+    end = b"data: [DONE]\n\n"
+    found = _with_our_error(events + b"data: " + told + b"\n\n" + end)
+    assert found.startswith(events)
+    assert found.endswith(end)
+    error = json.loads(found[len(events) :].removeprefix(b"data: ").partition(b"\n\n")[0])["error"]
+    assert error["type"] == "server_error"
+    assert _with_our_error(events) == events
+    text = b'data: {"text": "data: {\\"error\\""}\n\n'
+    assert _with_our_error(text) == text
