@@ -268,13 +268,19 @@ def _tiered(
     )
 
 
-def refuse_gated(config: Config, measured: BreakEven | None, *, has_head: bool) -> None:
+def refuse_gated(
+    config: Config,
+    measured: BreakEven | None,
+    *,
+    has_head: bool,
+    instead: str = "a system verified in full or by nested",
+) -> None:
     """Refuse tiers that should not run here; asked as soon as costs are known.
 
     Raises:
         UserError: they cannot pay, or would look at drafts that were sampled.
     """
-    refuse_unless_it_pays(measured, is_forced=config.tiers.is_forced)
+    refuse_unless_it_pays(measured, is_forced=config.tiers.is_forced, instead=instead)
     if config.drafting.eagle3.is_sampled and has_head:
         raise UserError("drafting.eagle3.is_sampled=true biases tiers, which look at the draft")
 

@@ -37,7 +37,7 @@ def torch_tiers(engine: TorchEngine, slim: SlimLayers) -> TieredEngine:
     if not engine.capabilities.can_slim:
         raise NotSupportedError(
             f"slim models of a target of type {engine.model.config.model_type!r}; "
-            "use verification=full"
+            "have it verify in full"
         )
     num_layers = engine.model.config.get_text_config().num_hidden_layers
     if slim.num_layers != num_layers:

@@ -43,8 +43,12 @@ def find_costs(config: Config) -> CostFile:
     Raises:
         UserError: there is none, or it was measured for something else.
     """
-    key = cost_key(config)
     given = config.policy.costs
+    if not given and not any(calibration_dir().glob("*.json")):  # known without loading torch
+        raise UserError(
+            f"no cost table in {calibration_dir()}; measure one with `{calibrate_command(config)}`"
+        )
+    key = cost_key(config)
     path = Path(given) if given else costs_path(key)
     if not given and not path.exists() and (others := _other_threads(key)):
         raise UserError(_for_other_threads(key.num_threads, others, config))

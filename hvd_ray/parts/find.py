@@ -112,42 +112,68 @@ def torch_engine(engine: Engine) -> TorchEngine:
 
 
 def find_parts(
-    asked: Sequence[str] | None, config: Config, sources: Sources
+    asked: Sequence[str] | None,
+    config: Config,
+    sources: Sources,
+    *,
+    instead: str = "a system verified in full or by nested",
 ) -> tuple[tuple[str, ...], FoundParts, list[str]]:
     """The systems that can be measured, their parts, and what is left out and why.
+
+    Args:
+        asked: None: all that can be built.
+        config: of the run.
+        sources: where parts come from.
+        instead: what to use where tiers cannot pay, in the words in which they were asked for.
 
     Raises:
         UserError: a part was named, or a system that needs it was asked for, and there is none;
             or a system cannot pay here.
     """
     wanted = tuple(SYSTEMS if asked is None else asked)
-    found = _search(wanted, config, sources)
-    notes, kept = [], []
-    for system in wanted:
-        lacking = [need for need in sorted(needs_of(system)) if need in found.missing]
-        if not lacking:
-            kept.append(system)
-        elif asked is not None:
-            raise UserError(f"system {system!r}: {found.missing[lacking[0]]}")
-        else:
-            notes.append(f"{system} left out: {found.missing[lacking[0]]}")
+    found = _search(wanted, config, sources, is_asked=asked is not None)
+    lacking = _lacking(wanted, found)
+    notes = [f"{system} left out: {why}" for system, why in lacking.items()]
+    kept = [system for system in wanted if system not in lacking]
     for verification in sorted({split_system(system)[1] for system in kept} & GATED):
         known = found.break_even(config).get(verification)
-        refuse_gated(config, known, has_head=found.head is not None)
+        refuse_gated(config, known, has_head=found.head is not None, instead=instead)
     return tuple(kept), found, notes
 
 
-def _search(wanted: Sequence[str], config: Config, sources: Sources) -> FoundParts:
+def _lacking(wanted: Sequence[str], found: FoundParts) -> dict[str, str]:
+    """Why not, of each system that something was not found for."""
+    first = {
+        system: next((need for need in sorted(needs_of(system)) if need in found.missing), None)
+        for system in wanted
+    }
+    return {system: found.missing[need] for system, need in first.items() if need is not None}
+
+
+def _refuse_lacking(wanted: Sequence[str], found: FoundParts) -> None:
+    for system, why in _lacking(wanted, found).items():
+        raise UserError(f"system {system!r}: {why}")
+
+
+def _search(
+    wanted: Sequence[str], config: Config, sources: Sources, *, is_asked: bool
+) -> FoundParts:
+    """What there is; of systems that were asked for the first thing that is not is an error.
+
+    Costs come first: no other part is as often absent, nor found to be absent as quickly.
+    """
     found = FoundParts()
     needs = {need for system in wanted for need in needs_of(system)}
     policies = {split_system(system)[0] for system in wanted}
+    if needs & {Need.COSTS, Need.SLIM}:
+        is_named = config.policy.costs is not None
+        found.costs = _try(sources.costs, config, found, Need.COSTS, is_named=is_named)
+        if is_asked:
+            _refuse_lacking(wanted, found)
     if needs & {Need.PREDICTOR, Need.SURVIVAL}:
         is_named = config.policy.predictor is not None
         found.payoff = _try(sources.payoff, config, found, Need.PREDICTOR, is_named=is_named)
         _judge_survival(found)
-    if needs & {Need.COSTS, Need.SLIM}:
-        is_named = config.policy.costs is not None
-        found.costs = _try(sources.costs, config, found, Need.COSTS, is_named=is_named)
     if Need.SLIM in needs:
         is_named = config.tiers.slim is not None
         found.slim = _try(sources.slim, config, found, Need.SLIM, is_named=is_named)
@@ -156,6 +182,8 @@ def _search(wanted: Sequence[str], config: Config, sources: Sources) -> FoundPar
     if Need.HEAD in needs or HYBRIDS & policies:
         is_named = config.drafting.eagle3.head is not None
         found.head = _try(sources.head, config, found, Need.HEAD, is_named=is_named)
+    if is_asked:
+        _refuse_lacking(wanted, found)
     return found
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hvd_ray.config import Config
 from hvd_ray.engines.base import Engine, TieredEngine
 from hvd_ray.parts.find import FoundParts, Sources, find_parts
 from hvd_ray.serving.calls import Audited
 from hvd_ray.serving.settings import ServeConfig
-from hvd_ray.systems import build_verifier
+from hvd_ray.systems import GATED, build_verifier
 from hvd_ray.text import TextCodec
 from hvd_ray.types import VerificationName
 from hvd_ray.verify.audit import Trust
@@ -81,5 +80,7 @@ def _allowed(config: ServeConfig) -> list[VerificationName]:
     return [name for name in config.serving.verification if name != "full"]
 
 
-def _find(name: VerificationName, config: Config, sources: Sources) -> FoundParts:
-    return find_parts([f"greedy+{name}"], config, sources)[1]
+def _find(name: VerificationName, config: ServeConfig, sources: Sources) -> FoundParts:
+    kept = ",".join(one for one in config.serving.verification if one not in GATED)
+    instead = f"serving.verification=[{kept or 'nested'}]"
+    return find_parts([f"greedy+{name}"], config, sources, instead=instead)[1]

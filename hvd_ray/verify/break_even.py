@@ -39,11 +39,12 @@ class BreakEven:
         )
 
 
-def refuse_unless_it_pays(measured: BreakEven | None, *, is_forced: bool) -> None:
+def refuse_unless_it_pays(measured: BreakEven | None, *, is_forced: bool, instead: str) -> None:
     """Stop a configuration that costs more than it saves.
 
     This is about cost alone; what is lost, the audit finds out. So what saves by never asking the
-    target, whatever the slim model says, is stopped as well.
+    target, whatever the slim model says, is stopped as well. `instead` is what to use then, in the
+    words in which tiers were asked for.
 
     Raises:
         UserError: it cannot pay, nobody has measured whether it can, or it never asks.
@@ -62,6 +63,6 @@ def refuse_unless_it_pays(measured: BreakEven | None, *, is_forced: bool) -> Non
         )
     if measured.sum() >= 1:
         raise UserError(
-            f"tiers cannot pay here: {measured} >= 1; use verification=full or nested, or study "
-            "them all the same with tiers.is_forced=true"
+            f"tiers cannot pay here: {measured} >= 1; use {instead}, or study them all the same "
+            "with tiers.is_forced=true"
         )

@@ -257,7 +257,10 @@ def _costs_with_slim(config):
     ("costs", "message"),
     [
         (_flat_costs, "was not measured; run `hvd calibrate`"),
-        (_costs_with_slim, r"cannot pay here: .* = 0\.90, P.escalate. 0\.40, sum 1\.30 >= 1"),
+        (
+            _costs_with_slim,
+            r"cannot pay here: .* = 0\.90, P.escalate. 0\.40, sum 1\.30 >= 1; use a system",
+        ),
     ],
 )
 def test_tiers_that_cannot_pay_are_refused_before_anything_is_loaded(costs, message):
@@ -267,6 +270,19 @@ def test_tiers_that_cannot_pay_are_refused_before_anything_is_loaded(costs, mess
     forced = Config.model_validate({"tiers": {"is_forced": True}})
     with pytest.raises(AssertionError, match="the target was loaded"):
         _run(options, load_engine=_never, slim=_slim, costs=costs, config=forced)
+
+
+def test_an_absent_cost_table_is_found_before_a_predictor_is_looked_for():
+    def absent(_config):
+        raise UserError("no cost table; type `hvd calibrate`")
+
+    with pytest.raises(UserError, match="system 'hvd_cost': no cost table"):
+        _run(
+            BenchOptions(systems=("suffix", "hvd_cost")),
+            load_engine=_never,
+            costs=absent,
+            payoff=_never,
+        )
 
 
 def test_tiers_behind_sampled_drafts_are_refused_before_anything_is_loaded(tmp_path):

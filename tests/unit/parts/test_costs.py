@@ -34,6 +34,17 @@ def test_a_table_for_another_number_of_threads_is_named() -> None:
     assert find_costs(Config()).key == KEY
 
 
+def test_that_there_is_no_table_at_all_is_known_without_loading_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loaded(_config: Config) -> CostKey:
+        raise AssertionError("torch was loaded")
+
+    monkeypatch.setattr("hvd_ray.parts.costs.cost_key", loaded)
+    with pytest.raises(UserError, match=r"no cost table.*`hvd calibrate dtype=float32`"):
+        find_costs(Config(dtype="float32"))
+
+
 def test_tables_of_other_models_and_broken_ones_are_no_help() -> None:
     measure(model="n", num_threads=1)
     path = costs_path(KEY.model_copy(update={"num_threads": 1}))
