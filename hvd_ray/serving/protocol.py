@@ -136,7 +136,11 @@ class _Generation(_Body):
     hvd: Mode = "auto"
     """Ours: what may be drafted from. The text is the same whatever it says."""
     verification: VerificationName | None = None
-    """Ours: who checks drafts, of those that the deployment allows; None: the target, in full."""
+    """Ours: who checks drafts, of those that the deployment allows; None: the target, in full.
+
+    The answer's `verification` is `full` also where a lossy one was asked for and no token went
+    unchecked, as until the audit trusts the slim model; `return_metrics` adds
+    `verification_reason` then."""
 
     @property
     def wants_usage(self) -> bool:

@@ -19,6 +19,11 @@ from hvd_ray.types import Step
 Json = dict[str, Any]
 MAX_OUTPUTS = 1024
 """Prompts times choices of one request."""
+ALL_CHECKED = (
+    "no token went unchecked: the audit does not trust the slim model yet or any more (see "
+    "hvd_tier_trusted in /metrics), its gate asked the target for every block, or the loss budget "
+    "was spent"
+)
 
 
 class Shape(Protocol):
@@ -105,8 +110,13 @@ class _Shape:
 
     def _made_by(self, made: Piece | Output) -> Json:
         """Who has checked the output, for a request that chose or wants figures."""
-        asked = self._base.verification is not None or self._base.return_metrics
-        return {"verification": made.verification} if asked else {}
+        asked, has_figures = self._base.verification, self._base.return_metrics
+        if asked is None and not has_figures:
+            return {}
+        answer: Json = {"verification": made.verification}
+        if has_figures and asked not in (None, made.verification):
+            answer["verification_reason"] = ALL_CHECKED
+        return answer
 
     def _is_silent(self, piece: Piece) -> bool:
         """Whether a cycle has nothing to show: its text may yet become a stop string."""

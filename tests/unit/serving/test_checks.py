@@ -18,6 +18,8 @@ from hvd_ray.serving.checks import Check, refuse_checks
 from hvd_ray.serving.opening import check
 from hvd_ray.serving.settings import serve_config
 from hvd_ray.systems import Parts, build_verifier
+from tests.unit.bench.test_session import _costs_with_slim as costs_with_slim
+from tests.unit.bench.test_session import _slim as slim_of_toy
 from tests.unit.serving.conftest import NO_SOURCES, make_replica
 from tests.unit.serving.test_front import chat, complete, joined, stream
 from tests.unit.serving.test_loop import until
@@ -63,11 +65,28 @@ def test_tiers_change_answers_of_those_who_ask_alone(tiered: TestClient) -> None
     lossy = complete(tiered, verification="tiered", return_metrics=True)
     choice, figures = lossy["choices"][0], lossy["metrics"]["speculative_decoding"]
     assert choice["verification"] == "tiered"
+    assert "verification_reason" not in choice
     assert choice["text"] != plain
     assert figures["num_target_passes"] < len(choice["text"])
     assert complete(tiered, return_metrics=True)["choices"][0]["verification"] == "full"
     full = complete(tiered, verification="full")["choices"][0]
     assert (full["text"], full["verification"]) == (plain, "full")
+
+
+def test_who_asked_for_figures_is_told_why_all_was_checked(
+    open_client: Callable[..., TestClient],
+) -> None:
+    engine = ToyEngine()
+    tiers = ToyTiers(engine, closeness=0.4)
+    config = Config.model_validate({"tiers": {"is_forced": True}})
+    verifier = build_verifier("suffix+tiered", config, engine=tiers, parts=Parts(tiers=tiers))
+    checks: Any = {"tiered": Check(tiers, verifier)}
+    distrustful = open_client(make_replica(engine=engine, checks=checks))
+    (choice,) = complete(distrustful, verification="tiered", return_metrics=True)["choices"]
+    assert choice["verification"] == "full"
+    assert "does not trust the slim model yet" in choice["verification_reason"]
+    (silent,) = complete(distrustful, verification="tiered")["choices"]
+    assert "verification_reason" not in silent
 
 
 def test_the_audits_bound_is_among_the_metrics(tiered: TestClient) -> None:
@@ -112,6 +131,18 @@ def test_a_deployment_that_cannot_have_it_does_not_start() -> None:
         refuse_checks(allowed, replace(NO_SOURCES, slim=no_slim))
     with pytest.raises(NotSupportedError, match=r"serving\.verification with vLLM"):
         serve_config({"serving": {"engine": "vllm", "verification": ["nested"]}})
+
+
+@pytest.mark.parametrize(
+    ("asked", "instead"), [(["nested", "tiered"], "nested"), (["tiered"], "nested")]
+)
+def test_where_tiers_cannot_pay_the_key_that_was_typed_is_named(
+    asked: list[str], instead: str
+) -> None:
+    allowed = serve_config({"serving": {"verification": asked}})
+    sources = replace(NO_SOURCES, slim=slim_of_toy, costs=costs_with_slim)
+    with pytest.raises(UserError, match=rf"use serving\.verification=\[{instead}\], or study"):
+        refuse_checks(allowed, sources)
 
 
 @pytest.mark.model
