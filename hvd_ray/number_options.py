@@ -16,6 +16,8 @@ from typer.models import ParameterInfo
 
 from hvd_ray.types import MAX_COUNT
 
+MAX_SHOWN = 2**31
+"""A bound beyond it is checked, and left out of the help, where its digits would not fit."""
 MAX_NUMBER = 1e300
 """Of an option that names no range of its own: all that is finite, nearly."""
 
@@ -75,6 +77,8 @@ def _check_numbers(command: Callable[..., Any]) -> None:
             for info in (each for each in about if isinstance(each, ParameterInfo)):
                 if reader is not None and info.parser is None:
                     info.parser = partial(reader, **_range(info))
+                    if info.max is not None and info.max > MAX_SHOWN:
+                        info.max = None
     command.__annotations__ = hints
 
 

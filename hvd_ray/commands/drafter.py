@@ -89,10 +89,17 @@ def collect(
     ] = False,
     limit: Annotated[int | None, typer.Option("--limit", help="Prompts of each workload.")] = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of own prompts and sampling.")
+        int,
+        typer.Option(
+            "--seed", min=0, max=MAX_SEED, metavar="N", help="Of own prompts and sampling."
+        ),
     ] = 0,
-    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 320,
-    max_prompt_tokens: Annotated[int, typer.Option("--max-prompt-tokens")] = 3000,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", help="Of a response, at the most.")
+    ] = 320,
+    max_prompt_tokens: Annotated[
+        int, typer.Option("--max-prompt-tokens", help="Longer prompts are left out.")
+    ] = 3000,
     batch: Annotated[int, typer.Option("--batch", help="Responses at once.")] = 128,
 ) -> None:
     """Sample the target's responses with vLLM's offline engine, into Parquet shards.
@@ -147,28 +154,57 @@ def train(
     run: Annotated[Path, typer.Option("--run", help="Folder of the run; resumed.")],
     target: Target = DEFAULT_MODEL,
     steps: Annotated[int, typer.Option("--steps", help="Optimiser steps in all.")] = 2000,
-    rows_per_step: Annotated[int, typer.Option("--rows-per-step")] = 1024,
-    chain_steps: Annotated[int, typer.Option("--chain-steps")] = 4,
-    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-3,
+    rows_per_step: Annotated[
+        int,
+        typer.Option(
+            "--rows-per-step", help="Positions in responses to learn from in an optimiser step."
+        ),
+    ] = 1024,
+    chain_steps: Annotated[
+        int, typer.Option("--chain-steps", help="Tokens that the head drafts from each position.")
+    ] = 4,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", help="At its highest; it falls by a cosine.")
+    ] = 1e-3,
     lm_head_learning_rate: Annotated[
-        float, typer.Option("--lm-head-learning-rate", help="0 keeps the target's rows.")
+        float,
+        typer.Option(
+            "--lm-head-learning-rate",
+            help="Of the output projection. 0 keeps the target's rows, and saves time.",
+        ),
     ] = 0.0,
-    draft_vocab: Annotated[int, typer.Option("--draft-vocab", help="Draft tokens.")] = 16_384,
-    max_prompt_tokens: Annotated[int, typer.Option("--max-prompt-tokens")] = 1200,
+    draft_vocab: Annotated[
+        int, typer.Option("--draft-vocab", help="Tokens that the head can draft.")
+    ] = 16_384,
+    max_prompt_tokens: Annotated[
+        int,
+        typer.Option("--max-prompt-tokens", help="Responses to longer prompts are left out."),
+    ] = 1200,
     init: Annotated[
         Path | None, typer.Option("--init", help="A finished head to go on from.")
     ] = None,
     state_cache: Annotated[
         Path | None, typer.Option("--state-cache", help="Keep hidden states in this folder.")
     ] = None,
-    state_cache_gb: Annotated[float, typer.Option("--state-cache-gb")] = 8.0,
-    regression_steps: Annotated[int, typer.Option("--regression-steps")] = 150,
+    state_cache_gb: Annotated[
+        float, typer.Option("--state-cache-gb", help="The most that --state-cache may hold.")
+    ] = 8.0,
+    regression_steps: Annotated[
+        int,
+        typer.Option(
+            "--regression-steps",
+            help="First steps, which learn the target's hidden states; the others learn its "
+            "probabilities.",
+        ),
+    ] = 150,
     threads: Annotated[int | None, typer.Option("--threads", help="CPU threads.")] = None,
     workers: Annotated[
         int, typer.Option("--workers", help="Processes that train one head together, on Ray.")
     ] = 1,
     gpus: Annotated[bool, typer.Option("--gpus", help="A GPU for each of --workers.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED)] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=MAX_SEED, metavar="N", help="Of all that is drawn.")
+    ] = 0,
     config: Settings = None,
     as_json: AsJson = False,
 ) -> None:

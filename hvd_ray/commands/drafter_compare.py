@@ -33,8 +33,12 @@ def compare(
         str, typer.Option("--target", help="smollm2-135m, a hub id or a folder.")
     ] = DEFAULT_MODEL,
     limit: Annotated[int, typer.Option("--limit", help="Prompts of each workload.")] = 4,
-    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 64,
-    max_prompt_tokens: Annotated[int, typer.Option("--max-prompt-tokens")] = 1000,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", help="Of an answer, at the most.")
+    ] = 64,
+    max_prompt_tokens: Annotated[
+        int, typer.Option("--max-prompt-tokens", help="Longer prompts are left out.")
+    ] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON on stdout.")] = False,
 ) -> None:
     """Compare a head's mean acceptance length in vLLM with the torch engine's, in float32.

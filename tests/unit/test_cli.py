@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -81,14 +82,34 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("hvd ")
 
 
-def test_help_of_every_command_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    missing = []
+def test_help_of_every_command_shows_an_example_and_whole_words_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    missing, cut = [], []
     for path in _commands(typer.main.get_command(cli.build_app())):
         with pytest.raises(SystemExit):
             cli.main([*path, "--help"])
-        if "xample" not in capsys.readouterr().out:
-            missing.append(" ".join(path))
+        said = capsys.readouterr().out
+        missing += [] if "xample" in said else [" ".join(path)]
+        cut += [line for line in said.splitlines() if "…" in line or len(line) > 80]
     assert not missing, f"without an example in their help: {missing}"
+    assert not cut, f"cut in their help: {cut}"
+
+
+def test_every_option_says_what_it_is() -> None:
+    root = typer.main.get_command(cli.build_app())
+    silent = [
+        (*path, option.opts[0])
+        for path in _commands(root)
+        for option in _found(root, path).params
+        if option.opts[0].startswith("-") and not option.help
+    ]
+    assert not silent
+
+
+def _found(command: Any, path: tuple[str, ...]) -> Any:
+    return _found(command.commands[path[0]], path[1:]) if path else command
 
 
 def _commands(command: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
