@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ from hvd_ray.verify.slim_window import Block, Recorded, Tally, Window, split_win
 
 METHODS: tuple[Method, ...] = ("prefix", "dp", "knapsack", "dimr", "ours")
 RECORDINGS, RESULT, SLIM = "recordings.json", "search.json", "slim.json"
+MIN_RECORDINGS, MIN_OUTPUT_TOKENS = 4, 8
 FEW_BLOCKS = 50
 """Held-out blocks below which a share near one half is known to 14 points or worse (95 %)."""
 
@@ -154,22 +156,47 @@ def record(traces: Sequence[Trace], config: Config, *, num_tokens: int) -> list[
     Raises:
         UserError: there are too few.
     """
-    usable = [
-        cut_at_loop(trace)
-        for trace in in_time_order(list(traces))
-        if trace.error is None and trace.split != "test" and trace.sampling.is_greedy
-    ]
-    usable = [trace for trace in usable if len(trace.output_token_ids) >= 8]
+    left_out: Counter[str] = Counter()
+    usable = []
+    for trace in map(cut_at_loop, in_time_order(list(traces))):
+        why = _unusable(trace)
+        if why is None:
+            usable.append(trace)
+        else:
+            left_out[why] += 1
     drafter = SuffixDrafter(config.drafting.suffix.for_rules())
     recordings = [_recorded(trace, drafter) for trace in usable]
-    recordings = [recorded for recorded in recordings if recorded.blocks]
-    chosen = within(sorted(recordings, key=lambda r: len(r.token_ids)), num_tokens)
-    if len(chosen) < 4:
-        raise UserError(
-            f"{len(chosen)} usable traces: at least 4 greedy ones of training prompts are needed, "
-            "with outputs of 8 tokens that a cache drafts for; see `hvd traces collect`"
-        )
+    drafted = [recorded for recorded in recordings if recorded.blocks]
+    left_out["the cache drafts nothing for them"] = len(recordings) - len(drafted)
+    chosen = within(sorted(drafted, key=lambda r: len(r.token_ids)), num_tokens)
+    left_out[f"beyond --tokens {num_tokens}"] = len(drafted) - len(chosen)
+    if len(chosen) < MIN_RECORDINGS:
+        raise UserError(_too_few(len(chosen), left_out))
     return chosen
+
+
+def _unusable(trace: Trace) -> str | None:
+    """Why a trace, cut where it loops, says nothing of greedy outputs; None: it does."""
+    if trace.error is not None:
+        return "failed"
+    if trace.split == "test":
+        return "of the test split"
+    if not trace.sampling.is_greedy:
+        return "sampled at a temperature"
+    if len(trace.output_token_ids) < MIN_OUTPUT_TOKENS:
+        return f"under {MIN_OUTPUT_TOKENS} output tokens before any loop"
+    return None
+
+
+def _too_few(num_chosen: int, left_out: Counter[str]) -> str:
+    """One line: how many there are, where the others went, and what makes more."""
+    whys = ", ".join(f"{count} {why}" for why, count in left_out.most_common() if count)
+    kept = "1 trace is" if num_chosen == 1 else f"{num_chosen} traces are"
+    return (
+        f"{kept} usable, at least {MIN_RECORDINGS} are needed (left out: {whys or 'none'}); make "
+        "more with `hvd traces collect --split train --temperature 0 --out MORE`, and more "
+        "--workloads or a larger --max-tokens"
+    )
 
 
 def _recorded(trace: Trace, drafter: SuffixDrafter) -> Recorded:

@@ -1,6 +1,7 @@
 """What a search for slim models takes, where it writes, what it says; the frontier of several."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +11,10 @@ import pytest
 from hvd_ray.config import Config
 from hvd_ray.errors import UserError
 from hvd_ray.pipelines.output import claimed
+from hvd_ray.traces.schema import Trace
 from hvd_ray.tuning import slim
 from hvd_ray.tuning.slim import SlimOptions, frontier_curves, warning_of
+from hvd_ray.types import SamplingParams
 from hvd_ray.verify.slim_window import Recorded
 
 
@@ -53,6 +56,31 @@ def test_a_folder_is_one_searchs(tmp_path, monkeypatch):
     with claimed(options.out, slim._settings(options, config, recordings)):
         assert "another run is writing there" in refused()
     assert "was filled with skip=0.45, and this run has skip=0.2" in refused(skip_ratio=0.2)
+
+
+def test_too_few_traces_are_accounted_for():
+    def trace(number: int, tokens: tuple[int, ...] = (5, 6) * 4, **changes) -> Trace:
+        given = {"prompt_token_ids": (1, 2), "output_token_ids": tokens}
+        given |= {"split": "train", "context_length": 64}
+        about = {"workload": "w", "family": "", "scope": "s", "session_id": f"s{number}"}
+        made = {"created_at": datetime(2026, 1, 1, tzinfo=UTC), "model": "m", "tokenizer_sha": ""}
+        return Trace(trace_id=f"t{number}", prompt_id="p", **about, **made, **(given | changes))
+
+    hot = SamplingParams(temperature=0.7)
+    traces = [
+        *(trace(i, sampling=hot) for i in range(3)),
+        *(trace(i, split="test") for i in range(3, 5)),
+        trace(5, (7,)),
+        trace(6, (100, 101, 102, 103, 104, 105, 106, 107)),
+        trace(7, tuple(range(20, 30)), prompt_token_ids=tuple(range(20, 30))),
+    ]
+    with pytest.raises(UserError) as error:
+        slim.record(traces, Config(), num_tokens=100)
+    said = str(error.value)
+    assert said.startswith("1 trace is usable, at least 4 are needed (left out: 3 sampled at a ")
+    assert "2 of the test split, 1 under 8 output tokens" in said
+    assert "1 the cache drafts nothing for" in said
+    assert "--split train --temperature 0" in said
 
 
 @pytest.mark.parametrize(
