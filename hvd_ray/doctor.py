@@ -163,7 +163,9 @@ def _slow_downs() -> Iterator[Finding]:
     num_cores = len(os.sched_getaffinity(0))
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) < num_cores:
-        detail = f"OMP_NUM_THREADS={threads} leaves {num_cores - int(threads)} cores idle"
+        num_idle = num_cores - int(threads)
+        cores = "1 core" if num_idle == 1 else f"{num_idle} cores"
+        detail = f"OMP_NUM_THREADS={threads} leaves {cores} idle"
         yield Finding("threads", "warn", detail, "unset OMP_NUM_THREADS")
     flags = _cpu_flags()
     if flags and not {"amx_bf16", "avx512_bf16", "bf16"} & flags:

@@ -147,6 +147,9 @@ def test_slow_downs_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = {finding.name: finding for finding in doctor._slow_downs()}
     assert "OPENBLAS_CORETYPE" in findings["OpenBLAS"].remedy
     assert findings["threads"].detail == "OMP_NUM_THREADS=1 leaves 3 cores idle"
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: {0, 1})
+    (threads,) = (each for each in doctor._slow_downs() if each.name == "threads")
+    assert threads.detail == "OMP_NUM_THREADS=1 leaves 1 core idle"
     assert findings["CPU"].remedy == "--dtype float32"
 
 
