@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def promote(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="E.g. policy.tau=4: decide as you serve."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="E.g. policy.tau=4, if you serve so."),
     ] = None,
     labels: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: those of the challenger's sweep.")
@@ -52,9 +52,11 @@ def promote(
 ) -> None:
     """Replay the test sessions with challenger and champion; exit 1 if the champion stays.
 
-    Without a champion what ships with hvd stands in its place. The alias moves only if the whole
-    95 % interval of the challenger's speed over the champion's lies above 1 or, where the
-    challenger alone has the survival curve of hvd_cost, if it is not shown to be slower.
+    Both decide as `hvd serve` would: by hvd_cost where there is a cost table, else by hvd_tau;
+    policy.name or policy.tau fixes it. Without a champion what ships with hvd stands in its
+    place. The alias moves only if the whole 95 % interval of the challenger's speed over the
+    champion's lies above 1 or, where the challenger alone has the survival curve of hvd_cost, if
+    it is not shown to be slower.
     """
     from hvd_ray.commands.traces_progress import shown_progress
     from hvd_ray.config import load_config
@@ -124,7 +126,9 @@ def _table(outcome: Promotion) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    title = f"Test sessions, replayed {outcome.unit}, {_words(outcome.policy)}"
+    title = (
+        f"Test sessions, replayed {outcome.unit}\n{_words(outcome.policy)}: {outcome.policy_why}"
+    )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("workload", overflow="fold", max_width=24)
     for name in ("sessions", "challenger", "champion", "ratio [95 %]"):

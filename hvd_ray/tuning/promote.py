@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvd_ray.config import Config
+from hvd_ray.config import Config, PolicyName
 from hvd_ray.errors import UserError
 from hvd_ray.parts.costs import calibrate_command, find_costs
 from hvd_ray.payoff.dataset import TEST
@@ -54,7 +54,8 @@ class Promotion:
     is_promoted: bool
     reason: str
     policy: Mapping[str, Any]
-    """Under which both decided: as the configuration says, that is, as decoding would."""
+    """Under which both decided: the configured one, else as `hvd serve` would choose."""
+    policy_why: str = ""
     unit: str = ""
     rows: tuple[Row, ...] = ()
     as_tuned: Row | None = None
@@ -71,6 +72,7 @@ class Promotion:
             "challenger": self.challenger.ref,
             "champion": self.incumbent,
             "policy": dict(self.policy),
+            "policy_why": self.policy_why,
             "unit": self.unit,
             "rows": [row.as_json() for row in self.rows],
             "as_tuned": None if self.as_tuned is None else self.as_tuned.as_json(),
@@ -122,6 +124,7 @@ class _Match:
     classes: TokenClasses
     pricing: Pricing
     config: Config
+    policy_why: str
 
     @classmethod
     def load(
@@ -145,13 +148,19 @@ class _Match:
         if not test.traces:
             raise UserError(f"{material.traces}: no test sessions to compare on")
         progress.stage("replaying the test sessions")
+        ours = resolve_predictor(challenger.ref, config=config)
+        first, second = (MlpPredictor.load(each, tokenizer_sha=sha) for each in (ours, incumbent))
+        has_curve = "survival" in (first.card.kind, second.card.kind)
+        name, why = _served(config, pricing, has_curve=has_curve)
+        policy = config.policy.model_copy(update={"name": name})
         return cls(
-            MlpPredictor.load(resolve_predictor(challenger.ref, config=config), tokenizer_sha=sha),
-            MlpPredictor.load(incumbent, tokenizer_sha=sha),
+            first,
+            second,
             test,
             token_classes_of(material.model, material.tokenizer_sha),
             pricing,
-            config,
+            config.model_copy(update={"policy": policy}),
+            why,
         )
 
     def judged(self, outcome: Promotion) -> Promotion:
@@ -163,6 +172,8 @@ class _Match:
             outcome,
             is_promoted=is_promoted,
             reason=reason,
+            policy=_configured(self.config),
+            policy_why=self.policy_why,
             unit=self.pricing.unit,
             rows=tuple(rows),
             notes=tuple(
@@ -252,6 +263,19 @@ def _configured(config: Config) -> dict[str, Any]:
     if name not in (TAU_POLICY, COST_POLICY):
         raise UserError(f"policy.name={name} asks no predictor; compare under hvd_tau or hvd_cost")
     return {"policy": name, "tau": config.policy.tau} if name == TAU_POLICY else {"policy": name}
+
+
+def _served(config: Config, pricing: Pricing, *, has_curve: bool) -> tuple[PolicyName, str]:
+    """The policy to compare under and why: what would be served, unless one was configured."""
+    given = config.policy.model_fields_set & {"name", "tau"}
+    if given:
+        words = " and ".join(f"policy.{name}" for name in sorted(given))
+        return config.policy.name, f"by the {words} given"
+    if pricing.file is None:
+        return TAU_POLICY, "passes are counted, there is no cost table for hvd_cost"
+    if not has_curve:
+        return TAU_POLICY, "neither has the survival curve that hvd_cost needs"
+    return COST_POLICY, "as hvd serve decides with a cost table"
 
 
 def _words(gap: Gap) -> str:

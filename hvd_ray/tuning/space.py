@@ -31,7 +31,8 @@ from hvd_ray.payoff.predictor import Kind
 from hvd_ray.payoff.training_settings import TrainingSettings
 from hvd_ray.tuning.knobs import Choice, KnobField, Range, Scalar, Suggests
 
-TAU_POLICY, COST_POLICY = "hvd_tau", "hvd_cost"
+TAU_POLICY: Literal["hvd_tau"] = "hvd_tau"
+COST_POLICY: Literal["hvd_cost"] = "hvd_cost"
 COST_PREFIX = "cost."
 _COST_SEAMS = ("estimator", "costs")
 

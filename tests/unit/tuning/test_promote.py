@@ -10,7 +10,7 @@ import pytest
 
 from hvd_ray.cli import main
 from hvd_ray.commands.promote import _show as show
-from hvd_ray.config import Config
+from hvd_ray.config import Config, PolicyConfig
 from hvd_ray.errors import UserError
 from hvd_ray.payoff.cost_file import CostFile, CostKey, write_costs
 from hvd_ray.payoff.features import NUM_FEATURES
@@ -235,6 +235,33 @@ def test_under_hvd_cost_a_champion_without_a_curve_decides_by_tau(
     assert outcome.unit == "tokens/s"
     assert outcome.rows[0].speeds["champion"] == pytest.approx(100.0)
     assert outcome.notes == ("the champion has no survival curve: it decides by hvd_tau here",)
+
+
+def test_with_a_cost_table_predictors_meet_under_what_would_be_served(
+    config: Config, register: Register, options: PromoteOptions, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    plain = config.model_copy(update={"policy": PolicyConfig()})
+    key = CostKey(model="m", dtype="float32", engine="toy", device="cpu", num_threads=1)
+    write_costs(tmp_path / "costs.json", CostFile(key=key, rows=(1, 64), verify_ms=(10.0, 12.0)))
+    priced = PromoteOptions(options.labels, options.traces, str(tmp_path / "costs.json"))
+    register(constant(NEVER), "champion")
+    register(constant(ALWAYS), "challenger")
+    outcome = promote(priced, plain, progress=Silent())
+    assert outcome.policy == {"policy": "hvd_tau", "tau": 6.0}
+    assert "neither has the survival curve" in outcome.policy_why
+    register(constant(3.0, num_outputs=64), "challenger")
+    outcome = promote(options, plain, progress=Silent())
+    assert outcome.policy == {"policy": "hvd_tau", "tau": 6.0}
+    assert "no cost table" in outcome.policy_why
+    register(constant(3.0, num_outputs=64), "challenger")
+    outcome = promote(priced, config, progress=Silent())
+    assert (outcome.policy["policy"], outcome.policy_why) == ("hvd_tau", "by the policy.tau given")
+    register(constant(3.0, num_outputs=64), "challenger")
+    outcome = promote(priced, plain, progress=Silent())
+    assert outcome.policy == {"policy": "hvd_cost"}
+    show(outcome)
+    assert "hvd_cost: as hvd serve decides with a cost table" in capsys.readouterr().out
 
 
 def test_under_hvd_cost_a_challenger_without_a_curve_stays(
