@@ -150,7 +150,7 @@ def _run(
     from hvd_ray.serving.run import serving
 
     started_s = time.monotonic()
-    took = "a minute" if config.serving.engine == "vllm" else "half a minute"
+    took = "a minute or two" if config.serving.engine == "vllm" else "half a minute to two"
     print(f"starting {config.served_name} on Ray Serve ({took})", file=sys.stderr)
     with serving(config, host=host, port=port, has_dashboard=has_dashboard) as served:
         with _signals() as told:  # Ray has set its own on its start
