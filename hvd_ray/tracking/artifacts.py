@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -56,7 +57,7 @@ def check_place(store: Store, place: str) -> None:
     if ".." in path.replace("\\", "/").split("/") or not path.isprintable():
         raise _refused(store, place, "that leads out of its store")
     if parts.scheme in ("", "file"):
-        if store.is_server and not _is_ours(Path(path)):
+        if store.is_server and not _is_ours(store, Path(path)):
             raise _refused(
                 store, place, "a folder of this machine; start it so that it serves its artifacts"
             )
@@ -70,9 +71,15 @@ def check_place(store: Store, place: str) -> None:
         raise _refused(store, place, f"no place for artifacts: expected {known}")
 
 
-def _is_ours(folder: Path) -> bool:
-    """`hvd ui` serves the runs of this machine's own store, files and all."""
-    return folder.is_absolute() and folder.resolve().is_relative_to(tracking_dir().resolve())
+def _is_ours(store: Store, folder: Path) -> bool:
+    """`hvd ui` serves the runs of its own store, files and all; it may have another HVD_HOME."""
+    if not folder.is_absolute():
+        return False
+    folder = folder.resolve()
+    if folder.is_relative_to(tracking_dir().resolve()):
+        return True
+    is_here = urlsplit(store.uri).hostname in ("127.0.0.1", "::1", "localhost")
+    return is_here and ("tracking", "artifacts") in pairwise(folder.parts)
 
 
 def _refused(store: Store, place: str, why: str) -> UserError:

@@ -156,6 +156,12 @@ def test_this_machines_own_store_may_be_served(hvd_home: Path) -> None:
     check_place(own, (hvd_home / "tracking" / "artifacts" / "1").as_uri())
     with pytest.raises(UserError, match="folder of this machine"):
         check_place(own, (hvd_home / "models").as_uri())
+    check_place(own, "file:///home/one/hvd_ray/tracking/artifacts/1")  # of another HVD_HOME
+    for uri in ("http://127.0.0.1:1", "https://mlflow.example"):
+        with pytest.raises(UserError, match="folder of this machine"):
+            check_place(Store(uri, None), "file:///home/one/hvd_ray/models/artifacts/1")
+    with pytest.raises(UserError, match="folder of this machine"):
+        check_place(Store("https://mlflow.example", None), "file:///x/tracking/artifacts/1")
     check_place(Store("sqlite:////a/b.db", None), "file:///anywhere")
     check_place(own, "s3://bucket/1/run/artifacts")
 
