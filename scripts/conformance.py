@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import pairwise
@@ -464,11 +464,21 @@ def main() -> int:
     }
     if given.bare:
         checks["bare"] = lambda base: compared(base, given.bare)
-    chosen = [name for name in checks if not given.only or name in given.only.split(",")]
+    chosen = chosen_of(parser, given.only, checks)
     if given.base:
         return judge(given.base, checks, chosen)
     with served([*("dtype=float32", "serving.limits.max_requests=256"), *given.words]) as base:
         return judge(base, checks, chosen)
+
+
+def chosen_of(
+    parser: argparse.ArgumentParser, only: str, checks: Mapping[str, object]
+) -> list[str]:
+    """The checks that `--only` names, or all; a name that is none ends the program."""
+    chosen = only.split(",") if only else list(checks)
+    if unknown := set(chosen) - set(checks):
+        parser.error(f"--only: {', '.join(sorted(unknown))}: expected some of {', '.join(checks)}")
+    return chosen
 
 
 def judge(base: str, checks: dict[str, Callable[[str], str]], chosen: list[str]) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from conformance import CheckError, judge, served, took
+from conformance import CheckError, chosen_of, judge, served, took
 
 from hvd_ray.config import read_settings
 
@@ -442,7 +442,7 @@ def main() -> int:
         "rolling update": rolling_update,
         "disconnects": disconnects,
     }
-    chosen = [name for name in faults if not given.only or name in given.only.split(",")]
+    chosen = chosen_of(parser, given.only, faults)
     with site_of(given) as site:
         checks = {name: (lambda _base, fault=faults[name]: fault(site)) for name in chosen}
         return judge(site.base, checks, chosen)
