@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ASGIApp = Any
+LEAVING_S = 5.0
+"""For an application to end after it was told that its client has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,23 @@ async def relayed(
         await running  # raises what the application raised
     finally:
         has_left.set()
-        running.cancel()
+        _let_end(running)
+
+
+def _let_end(running: asyncio.Task[None]) -> None:
+    """Cancel it only where it does not end of its own accord.
+
+    vLLM answers what is not streamed in a task of its own, which it cancels when it is told of the
+    disconnect, and leaves running when it is cancelled itself.
+    """
+    watch = asyncio.get_running_loop().call_later(LEAVING_S, running.cancel)
+
+    def over(task: asyncio.Task[None]) -> None:
+        watch.cancel()
+        if not task.cancelled():
+            task.exception()  # nobody is left to be told of it
+
+    running.add_done_callback(over)
 
 
 def _waiting(messages: asyncio.Queue[dict[str, Any] | None]) -> bytes:

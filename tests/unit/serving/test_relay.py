@@ -257,6 +257,47 @@ def test_leaving_a_stream_reaches_the_application() -> None:
     asyncio.run(run())
 
 
+def test_leaving_an_answer_that_is_not_streamed_ends_the_task_that_makes_it() -> None:
+    """vLLM's endpoints wait for that task and for the disconnect, and cancel whichever is later."""
+
+    async def run() -> None:
+        has_begun, has_ended = asyncio.Event(), asyncio.Event()
+
+        async def make() -> None:
+            has_begun.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                has_ended.set()
+
+        async def gone(request: Request) -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        async def endpoint(request: Request) -> Response:
+            await request.body()
+            tasks = [asyncio.create_task(make()), asyncio.create_task(gone(request))]
+            _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+            return Response(status_code=499)
+
+        app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+
+        async def read() -> None:
+            async with aclosing(relayed(app, RelayCall("POST", "/", {}, b"{}"))) as events:
+                async for _ in events:
+                    pass
+
+        reading = asyncio.create_task(read())
+        await has_begun.wait()
+        reading.cancel()
+        async with asyncio.timeout(2):
+            await has_ended.wait()
+
+    asyncio.run(run())
+
+
 def streamed(*, num_parts: int, pause_s: float, gap_s: float) -> list[RelayEvent]:
     """What comes of a stream of numbers."""
 
