@@ -76,7 +76,8 @@ def calibrate_command(config: Config, *, num_threads: int | None = None) -> str:
         for name in ("model", "dtype")
         if getattr(config, name) != getattr(default, name)
     ]
-    threads = [] if num_threads is None else [f"num_threads={num_threads}"]
+    wanted = num_threads or config.num_threads
+    threads = [] if wanted is None else [f"num_threads={wanted}"]
     return " ".join(["hvd calibrate", *named, *threads])
 
 

@@ -43,6 +43,8 @@ def test_that_there_is_no_table_at_all_is_known_without_loading_torch(
     monkeypatch.setattr("hvd_ray.parts.costs.cost_key", loaded)
     with pytest.raises(UserError, match=r"no cost table.*`hvd calibrate dtype=float32`"):
         find_costs(Config(dtype="float32"))
+    with pytest.raises(UserError, match="`hvd calibrate num_threads=2`"):  # else another is made
+        find_costs(Config(num_threads=2))
 
 
 def test_tables_of_other_models_and_broken_ones_are_no_help() -> None:
