@@ -534,17 +534,22 @@ def test_a_prompt_of_no_form_is_told_the_forms(
     assert "prompt: expected a text, token ids" in answer.json()["error"]["message"]
 
 
-def test_an_endless_prompt_is_refused_by_its_beginning(
-    open_client: Callable[..., TestClient],
-) -> None:
-    read: list[int] = []
+def counting_codec(read: list[int]) -> ToyCodec:
+    """Notes how much it is given to read, its copies too."""
 
     class Counting(ToyCodec):
         def encode(self, text: str) -> list[int]:
             read.append(len(text))
             return super().encode(text)
 
-    client = open_client(make_replica(codec=Counting()))
+    return Counting()
+
+
+def test_an_endless_prompt_is_refused_by_its_beginning(
+    open_client: Callable[..., TestClient],
+) -> None:
+    read: list[int] = []
+    client = open_client(make_replica(codec=counting_codec(read)))
     for path, body in (
         ("/v1/completions", {"prompt": "abc" * 300_000}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc" * 300_000}]}),
@@ -559,13 +564,7 @@ def test_many_small_messages_are_as_much_as_one_that_is_endless(
 ) -> None:
     """Each is within the limit; together they are refused by their beginning or number."""
     read: list[int] = []
-
-    class Counting(ToyCodec):
-        def encode(self, text: str) -> list[int]:
-            read.append(len(text))
-            return super().encode(text)
-
-    replica = make_replica({"limits": {"max_prompt_tokens": 10}}, codec=Counting())
+    replica = make_replica({"limits": {"max_prompt_tokens": 10}}, codec=counting_codec(read))
     client = open_client(replica)
     for path in ("/v1/chat/completions", "/tokenize"):
         for content, number in (("a" * 300, 4_000), ("", 4_097), ("", 100_000)):
