@@ -196,6 +196,7 @@ def _reload(
 ) -> ServeConfig:
     """Read the settings again; what cannot be had is said, and the old ones stay. What serves."""
     try:
+        _refuse_emptied(file)
         wanted = _load(file, words)
         _check_settings(wanted, served.host)
     except UserError as error:
@@ -209,6 +210,16 @@ def _reload(
         return current
     print("settings read again", file=sys.stderr)
     return wanted
+
+
+def _refuse_emptied(file: Path | None) -> None:
+    """A file caught half-written would put every setting back to its default without a word.
+
+    Raises:
+        UserError: there is nothing in it.
+    """
+    if file is not None and file.is_file() and not file.read_bytes().strip():
+        raise UserError(f"{file}: the file is empty; {{}} in it asks for the defaults")
 
 
 def _go_back(served: Served, current: ServeConfig) -> None:

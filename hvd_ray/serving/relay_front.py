@@ -167,17 +167,10 @@ class RelayFront(Front):
 
     async def _answer_with(self, request: Request, call: RelayCall) -> Response:
         events = self._relays.relay(call)
-
-        async def begin() -> RelayHead:
-            async with asyncio.timeout(call.limit_s):
-                event = await anext(events)
-            if isinstance(event, Failure):
-                raise from_failure(event)
-            assert isinstance(event, RelayHead)
-            return event
-
+        known = (self.fields or {}).get(call.path, frozenset())
         try:
-            head = await unless_gone(request, self.metrics, begin())
+            opening = _opening(events, call.limit_s, known)
+            head, first = await unless_gone(request, self.metrics, opening)
         except TimeoutError:
             await events.aclose()  # type: ignore[attr-defined]
             message = f"the request took longer than {call.limit_s:g} s and was given up"
@@ -186,14 +179,44 @@ class RelayFront(Front):
             await events.aclose()  # type: ignore[attr-defined]
             raise
         headers = {"X-Request-Id": request_id_of(request), "Cache-Control": "no-store"}
-        parts = _parts(events, asyncio.get_running_loop().time() + call.limit_s)
+        parts = _parts(first, events, asyncio.get_running_loop().time() + call.limit_s)
         if head.status >= 400:
-            parts = _openai_shaped(parts, head.status)
-        if head.status >= 400:
+            parts = _openai_shaped(parts, head.status, known)
             self.metrics.rejected(head.status)
         return StreamingResponse(
             parts, status_code=head.status, media_type=head.content_type, headers=headers
         )
+
+
+async def _opening(
+    events: AsyncIterator[RelayEvent | Failure], limit_s: float, known: frozenset[str]
+) -> tuple[RelayHead, bytes]:
+    """How an answer begins, with the body's first part if it is a stream.
+
+    vLLM begins a stream before its engine has looked at the request: what the engine then refuses
+    is a 200 with an error for its only event.
+
+    Raises:
+        ApiError: that error, with the status that it has in an answer that is not streamed; or
+            the replica has failed.
+        TimeoutError: it took too long.
+    """
+    async with asyncio.timeout(limit_s):
+        head = await anext(events)
+        if isinstance(head, Failure):
+            raise from_failure(head)
+        assert isinstance(head, RelayHead)
+        if not (head.status < 400 and head.content_type.startswith("text/event-stream")):
+            return head, b""
+        first = await anext(events, b"")
+    if isinstance(first, Failure):
+        raise from_failure(first)
+    assert isinstance(first, bytes)
+    if first.startswith(_ERROR_EVENT):
+        error = _error_in(first.partition(b"\n\n")[0].removeprefix(b"data: "), 500, known)
+        if error is not None:
+            raise error
+    return head, first
 
 
 def _refuse_crowds(messages: object) -> None:
@@ -214,10 +237,12 @@ def _written(body: dict[str, Any]) -> bytes:
 
 
 async def _parts(
-    events: AsyncIterator[RelayEvent | Failure], deadline_s: float
+    first: bytes, events: AsyncIterator[RelayEvent | Failure], deadline_s: float
 ) -> AsyncIterator[bytes]:
     """The body as it comes; a failure or the end of the time becomes the stream's last words."""
     try:
+        if first:
+            yield _with_our_error(first)
         while True:
             async with asyncio.timeout_at(deadline_s):
                 event = await anext(events)
@@ -244,26 +269,37 @@ def _with_our_error(part: bytes) -> bytes:
     if at == 1:  # there is none
         return part
     head, _, rest = part[at:].partition(b"\n\n")
-    error = _shaped_error(head.removeprefix(b"data: "), 500)
-    return part if error is None else part[:at] + b"data: " + error + b"\n\n" + rest
+    error = _error_in(head.removeprefix(b"data: "), 500, frozenset())
+    if error is None:
+        return part
+    return part[:at] + b"data: " + _written(error.body()) + b"\n\n" + rest
 
 
-async def _openai_shaped(parts: AsyncIterator[bytes], status: int) -> AsyncIterator[bytes]:
+async def _openai_shaped(
+    parts: AsyncIterator[bytes], status: int, known: frozenset[str]
+) -> AsyncIterator[bytes]:
     """An error's body; vLLM gives a number as `code`, OpenAI a word."""
     raw = b"".join([part async for part in parts])
-    yield _shaped_error(raw, status) or raw
+    error = _error_in(raw, status, known)
+    yield raw if error is None else _written(error.body())
 
 
-def _shaped_error(raw: bytes, status: int) -> bytes | None:
-    """vLLM's error in OpenAI's shape; None: it is none."""
+def _error_in(raw: bytes, status: int, known: frozenset[str]) -> ApiError | None:
+    """vLLM's error as ours; None: it is none.
+
+    Where it names no field, its message mostly begins with one of those that are known.
+    """
     try:
         error = json.loads(raw)["error"]
         message, param, code = (error.get(name) for name in ("message", "param", "code"))
+        first_word = str(message or "").partition(" ")[0].strip("`'\"")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     status = code if isinstance(code, int) else status
     word = code if isinstance(code, str) else None
-    return json.dumps(ApiError(status, message or "", param, word).body()).encode()
+    return ApiError(
+        status, message or "", param or (first_word if first_word in known else None), word
+    )
 
 
 def scope_salt(tenant: str, salt: object) -> str:

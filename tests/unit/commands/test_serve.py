@@ -137,6 +137,7 @@ def test_a_reload_that_is_refused_says_so(
     for text, word in (
         ("policy: {tau: -3}\n", "setting policy.tau"),
         ("policy: {name: hvd_tau, predictor: /nowhere}\n", "predictor /nowhere"),
+        (" \n", f"{file}: the file is empty"),
     ):
         now, said = reload(text)
         assert now is old

@@ -42,6 +42,14 @@ class Upstream:
             if body.get("stream"):
                 return PlainTextResponse(events, media_type="text/event-stream")
             return PlainTextResponse(told, 500, media_type="application/json")
+        if body.get("prompt") == "refused":
+            error = {"message": "user must be nice, got 7.", "type": "BadRequestError", "code": 400}
+            return PlainTextResponse(
+                f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n",
+                media_type="text/event-stream",
+            )
+        if body.get("prompt") == "dies":
+            return StreamingResponse(self._dies(), media_type="text/event-stream")
         if body.get("prompt") == "slow":
             await asyncio.sleep(60)
         if body.get("stream"):
@@ -55,6 +63,12 @@ class Upstream:
                 await asyncio.sleep(0)
         finally:
             self.left.set()
+
+    async def _dies(self) -> AsyncIterator[str]:
+        yield "data: 0\n\n"
+        await asyncio.sleep(0.01)
+        error = {"message": "dead", "type": "InternalServerError", "param": None, "code": 500}
+        yield f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n"
 
     async def metrics(self, request: Request) -> Response:  # noqa: ARG002
         kind = "# TYPE hvd_steps_total counter\n"
@@ -196,9 +210,24 @@ def test_vllms_errors_take_openais_shape(client: TestClient) -> None:
     answer = ask(client, prompt="broken")
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
-    lines = [line for line in ask(client, prompt="broken", stream=True).text.split("\n") if line]
-    assert json.loads(lines[0].removeprefix("data: "))["error"]["type"] == "server_error"
-    assert lines[1:] == ["data: [DONE]"]
+    lines = [line for line in ask(client, prompt="dies", stream=True).text.split("\n") if line]
+    assert lines[0] == "data: 0"
+    assert json.loads(lines[1].removeprefix("data: "))["error"]["type"] == "server_error"
+    assert lines[2:] == ["data: [DONE]"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status", "param"), [("refused", 400, "user"), ("broken", 500, None)]
+)
+def test_a_stream_that_never_begins_has_its_errors_status(
+    client: TestClient, prompt: str, status: int, param: str | None
+) -> None:
+    """vLLM opens the stream before its engine reads the request: 200, and one event."""
+    answer = ask(client, prompt=prompt, stream=True)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
+    counted = f'hvd_rejected_requests_total{{engine="0",model_name="m",status="{status}"}} 1.0'
+    assert counted in client.get("/metrics").text
 
 
 def test_full_is_429_and_slow_is_408(client: TestClient, backend: Backend) -> None:
