@@ -72,8 +72,17 @@ def collect(
     ] = None,
     shipped: Annotated[bool, typer.Option("--shipped", help="Add the shipped workloads.")] = False,
     own: Annotated[bool, typer.Option("--own", help="Add training prompts of our own.")] = False,
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            "--kinds",
+            metavar="NAMES",
+            help="With --own: these kinds alone, by comma, such as question,translation.",
+        ),
+    ] = None,
     texts: Annotated[
-        Path | None, typer.Option("--texts", help="Add tasks over a collection's articles.")
+        Path | None,
+        typer.Option("--texts", help="Add tasks over a collection's articles and answers."),
     ] = None,
     ask: Annotated[
         int | None,
@@ -115,6 +124,7 @@ def collect(
         with_shipped=shipped,
         split="test" if for_test else "train",
         own_seed=seed if own else None,
+        own_kinds=own_kinds(kinds, own=own),
         texts=texts,
         questions=questions,
         limit=limit,
@@ -147,6 +157,22 @@ def collect(
             seed=seed,
             on_rows=lambda num_rows, _num_tokens: bars.advance(task, num_rows),
         )
+
+
+def own_kinds(kinds: str | None, *, own: bool) -> tuple[str, ...]:
+    """The names in `--kinds`.
+
+    Raises:
+        UserError: there are own kinds, but no own prompts.
+    """
+    if kinds is None:
+        return ()
+    if not own:
+        raise UserError("--kinds is of own prompts: give --own too")
+    names = tuple(name.strip() for name in kinds.split(",") if name.strip())
+    if not names:
+        raise UserError("--kinds is empty; expected names by comma, such as question,translation")
+    return names
 
 
 def train(

@@ -11,15 +11,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hvd_ray.bench.prompt_rows import Prompt
 from hvd_ray.bench.workloads import load_prompts, load_shipped, select
-from hvd_ray.drafting.eagle3_prompts import OwnPrompt, own_prompts, second_stage_prompts
+from hvd_ray.drafting.eagle3_prompts import (
+    DEFAULT_COUNTS,
+    OwnPrompt,
+    own_prompts,
+    second_stage_prompts,
+)
 from hvd_ray.drafting.eagle3_responses import read_responses
+from hvd_ray.errors import UserError
 from hvd_ray.pipelines.eagle3_collect import CollectRequest
 from hvd_ray.text import HFTextCodec
 
@@ -27,11 +33,11 @@ FILE_TEMPERATURES = (0.0, 0.5, 0.8, 1.0)
 """A prompt file holds few prompts, so each is answered several times."""
 LONG_PROMPT_TOKENS = 1200
 LONG_TEMPERATURES = (0.0, 0.7)
-TEXT_WORKLOAD = "own_article"
-"""Answers to these own prompts are texts that further tasks can be about."""
 ASK_WORKLOAD = "own_ask"
 """Responses of this workload are user turns, written by the target."""
 ANSWER_WORKLOAD = "own_asked"
+TEXT_WORKLOADS = ("own_article", ANSWER_WORKLOAD)
+"""Answers to these prompts are texts that further tasks can be about."""
 MAX_QUESTION_TOKENS = 256
 MIN_QUESTION_CHARS = 12
 
@@ -46,8 +52,10 @@ class PromptMix:
     split: Literal["train", "test"] = "train"
     """Of files and shipped workloads; what is trained on is never `test`."""
     own_seed: int | None = None
+    own_kinds: tuple[str, ...] = ()
+    """Of own prompts; none: every kind, as many of each as `DEFAULT_COUNTS` has."""
     texts: Path | None = None
-    """A collection whose articles become summaries, questions and edits."""
+    """A collection whose articles and longer answers become summaries, questions and edits."""
     questions: Path | None = None
     """A collection of user turns that the target wrote (`ask_requests`), to be answered."""
     limit: int | None = None
@@ -72,7 +80,8 @@ def build_requests(
     `max_prompt_tokens` are left out. `is_greedy` asks for one greedy answer to each prompt.
 
     Raises:
-        UserError: a prompt file or the model's tokenizer cannot be read.
+        UserError: a prompt file or the model's tokenizer cannot be read, or a kind of own prompts
+            is unknown.
     """
     codec = HFTextCodec(model)
     asked = [*_from_files(mix, codec), *_from_own(mix, codec)]
@@ -151,7 +160,7 @@ def _file_tokens(prompt: Prompt, codec: HFTextCodec) -> tuple[int, ...]:
 def _from_own(mix: PromptMix, codec: HFTextCodec) -> Iterator[_Asked]:
     prompts: list[OwnPrompt] = []
     if mix.own_seed is not None:
-        prompts += own_prompts(mix.own_seed)
+        prompts += own_prompts(mix.own_seed, num_per_kind=_counts(mix.own_kinds))
     if mix.texts is not None:
         prompts += second_stage_prompts(_texts(mix.texts, codec), seed=mix.own_seed or 0)
     if mix.questions is not None:
@@ -163,13 +172,22 @@ def _from_own(mix: PromptMix, codec: HFTextCodec) -> Iterator[_Asked]:
         )
 
 
+def _counts(kinds: Sequence[str]) -> Mapping[str, int]:
+    unknown = sorted(set(kinds) - set(DEFAULT_COUNTS))
+    if unknown:
+        raise UserError(
+            f"no own prompts of the kind {unknown[0]!r}; there are {', '.join(DEFAULT_COUNTS)}"
+        )
+    return {kind: count for kind, count in DEFAULT_COUNTS.items() if not kinds or kind in kinds}
+
+
 def _texts(folder: Path, codec: HFTextCodec, *, min_tokens: int = 80) -> Sequence[str]:
-    """The articles in a collection, but not those of held-out prompts."""
+    """The articles and longer answers in a collection, but not those of held-out prompts."""
     return [
         codec.decode([token for token in each.output_token_ids if token > 2]).strip()
         for shard in sorted(folder.glob("part-*.parquet"))
         for each in read_responses(shard, max_prompt_tokens=4096)
-        if each.workload == TEXT_WORKLOAD
+        if each.workload in TEXT_WORKLOADS
         and not each.is_held_out
         and len(each.output_token_ids) >= min_tokens
     ]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hvd_ray.errors import UserError
 from hvd_ray.pipelines import eagle3_requests
 from hvd_ray.pipelines.eagle3_collect import CollectedRow, write_shard
 from hvd_ray.pipelines.eagle3_requests import (
@@ -76,3 +77,37 @@ def test_a_question_keeps_its_name_when_more_are_asked(tmp_path) -> None:
     few = answered(collection(tmp_path / "few", "What is a monad?"))
     more = answered(collection(tmp_path / "more", "Name three rivers.", "What is a monad?"))
     assert few.items() <= more.items()
+
+
+def test_longer_answers_to_questions_are_texts_for_further_tasks(tmp_path) -> None:
+    asked = collection(tmp_path / "asked", "What is a monad?", "Name three rivers.")
+    requests = build_requests(
+        PromptMix(questions=asked), model=asked, max_tokens=9, max_prompt_tokens=1000
+    )
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    texts = ("A monad is a way to chain steps. " * 9, "Rhine.")
+    rows = [
+        CollectedRow(request=request, output_token_ids=(*map(ord, text), END), finish_reason="stop")
+        for request, text in zip(requests, texts, strict=True)
+    ]
+    write_shard(answers, rows)
+    tasks = build_requests(
+        PromptMix(texts=answers), model=answers, max_tokens=9, max_prompt_tokens=1000
+    )
+    told = {LetterCodec(None).decode(task.prompt_token_ids) for task in tasks}
+    assert told, "the long answer made no task"
+    assert all("A monad is a way" in text and "Rhine" not in text for text in told)
+
+
+def test_own_prompts_are_of_the_kinds_that_are_named(tmp_path) -> None:
+    mix = PromptMix(own_seed=1, own_kinds=("translation", "question"))
+    requests = build_requests(mix, model=tmp_path, max_tokens=9, max_prompt_tokens=1000)
+    assert {each.workload for each in requests} == {"own_question", "own_translation"}
+    with pytest.raises(UserError, match="no own prompts of the kind 'poems'; there are chat, "):
+        build_requests(
+            PromptMix(own_seed=1, own_kinds=("poems",)),
+            model=tmp_path,
+            max_tokens=9,
+            max_prompt_tokens=1000,
+        )
