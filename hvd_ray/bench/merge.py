@@ -62,7 +62,9 @@ def _words(counted: BenchResult, timed: BenchResult) -> str:
     """How many prompts stand behind what."""
     few, many = (sum(row.prompts for row in r.rows[:1]) for r in (timed, counted))
     date, commit = (str(timed.provenance.get(k, ""))[:12] for k in ("created_at", "commit"))
+    kinds = [" and ".join(sorted({row.dtype for row in r.rows})) for r in (timed, counted)]
+    in_what, otherwise = (f" in {kind}" if kinds[0] != kinds[1] else "" for kind in kinds)
     return (
-        f"Times are of a run alone over the first {few} prompts of each workload "
-        f"({date[:10]}, commit {commit}), everything else of {many}."
+        f"Times are of a run alone{in_what} over the first {few} prompts of each workload "
+        f"({date[:10]}, commit {commit}), everything else of {many}{otherwise}."
     )

@@ -50,6 +50,14 @@ def test_times_come_from_the_run_alone_and_nothing_else_does():
         assert replace(merged, **{name: getattr(one, name) for name in TIMES}) == one
     assert "first 3 prompts" in both.notes[0]
     assert "of 8" in both.notes[0]
+    assert "float" not in both.notes[0]
+
+
+def test_times_of_another_precision_are_called_so():
+    counted, timed = result(is_timed=False, dtype="float32"), result(is_timed=True)
+    note = with_times_of(counted, timed).notes[0]
+    assert "a run alone in bfloat16 over" in note
+    assert note.endswith("of 8 in float32.")
 
 
 def test_what_does_not_fit_is_refused():
