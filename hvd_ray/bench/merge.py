@@ -22,11 +22,11 @@ def with_times_of(counted: BenchResult, timed: BenchResult) -> BenchResult:
     """The first result with the times of the second; a note says which prompts each has.
 
     Raises:
-        UserError: the second lacks a row of the first, or is of another model.
+        UserError: the second lacks a row of the first, or was measured on something else.
     """
-    one, other = ((r.provenance.get("config") or {}).get("model") for r in (counted, timed))
-    if one != other:
-        raise UserError(f"--times: a result of {other}, where the others are of {one}")
+    for one, other in zip(_measured_on(counted), _measured_on(timed), strict=True):
+        if one != other:
+            raise UserError(f"--times: a result of {other}, where the others are of {one}")
     if not timed.is_timed:
         raise UserError("--times: that run was not timed either; run it without --untimed")
     costs = {k: timed.provenance[k] for k in ("costs", "slim") if k in timed.provenance}
@@ -38,6 +38,14 @@ def with_times_of(counted: BenchResult, timed: BenchResult) -> BenchResult:
         rows=_merged(counted.rows, timed.rows),
         aggregate=_merged(counted.aggregate, timed.aggregate),
     )
+
+
+def _measured_on(result: BenchResult) -> tuple[str, ...]:
+    """What times must share with the counts beside which they stand; of the number format, the
+    note tells."""
+    together = (result.provenance.get("options") or {}).get("concurrency", 1)
+    model = (result.provenance.get("config") or {}).get("model")
+    return str(model), f"the {result.rows[0].engine} engine", f"{together} requests at once"
 
 
 def own_with_times_of(own: Mapping[str, Any], timed: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -39,7 +39,8 @@ DEFINITIONS = {
     "emitted_per_pass": "emitted tokens / target passes; the first pass reads the prompt.",
     "mean_accepted_drafted_only": "accepted / drafted cycles, without the bonus token; cycles "
     "without a draft are left out, so this is no measure of speed.",
-    "source_share": "share of the target passes that verified a draft of each source.",
+    "source_share": "share of the cycles that verified a draft of each source; a cycle is a pass "
+    "of the target, but where a slim model decides without it.",
     "draft_ms_per_cycle": "look-up, decision and drafting, mean over cycles after the first of a "
     "request.",
     "verify_ms_per_cycle": "target pass and verification, mean over cycles after the first of a "

@@ -278,4 +278,5 @@ def summarise(
     aggregate = tuple(aggregate_rows(samples, **labels, seed=config.seed))
     result = BenchResult(about, tuple(notes), rows, aggregate)
     of_speed = slowdown_notes(rows) if result.is_timed else (UNTIMED,)
-    return replace(result, notes=(*notes, *cut_notes(rows), *exactness_notes(rows), *of_speed))
+    faults = exactness_notes(rows, config=config)
+    return replace(result, notes=(*notes, *cut_notes(rows), *faults, *of_speed))

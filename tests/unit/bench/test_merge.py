@@ -69,6 +69,11 @@ def test_what_does_not_fit_is_refused():
     other = result(is_timed=True)
     with pytest.raises(UserError, match="a result of x"):
         with_times_of(counted, replace(other, provenance={"config": {"model": "x"}}))
+    with pytest.raises(UserError, match="a result of the vllm engine"):
+        with_times_of(counted, result(is_timed=True, engine="vllm"))
+    options = {"options": {"is_timed": True, "concurrency": 8}}
+    with pytest.raises(UserError, match="8 requests at once"):
+        with_times_of(counted, replace(other, provenance={**other.provenance, **options}))
 
 
 def test_the_one_table_has_a_row_for_each_mode_and_a_column_for_each_task():
@@ -100,6 +105,17 @@ def test_a_run_beside_others_shows_no_times():
     assert "tokens/s" not in shown
     assert " speed-up " not in shown
     assert " speed-up " in markdown_report([result(is_timed=True)])
+
+
+def test_no_more_cycles_than_there_were_have_drafted():
+    """A slim model decides cycles without a pass, so passes are fewer than cycles."""
+    shares = {"none": 0.2, "suffix": 0.8}
+    many = result(
+        is_timed=True, target_passes=10, drafted_cycles=40, drafted=100, source_share=shares
+    )
+    assert "0 / 100, 80 %" in markdown_report([many])
+    none = result(is_timed=True, target_passes=0, source_share={"suffix": 1.0})
+    assert "0 / 0, 100 %" in markdown_report([none])
 
 
 def test_a_suites_own_times_are_of_the_run_alone_too():

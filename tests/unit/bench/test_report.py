@@ -11,6 +11,7 @@ from hvd_ray.bench.report import (
     BEGIN,
     END,
     across,
+    exactness_notes,
     markdown_report,
     markdown_table,
     percent,
@@ -20,6 +21,7 @@ from hvd_ray.bench.report import (
 )
 from hvd_ray.bench.result import BenchResult, Difference, Row, WithoutLoops
 from hvd_ray.bench.terminal import terminal_report
+from hvd_ray.config import Config
 from hvd_ray.errors import UserError
 from hvd_ray.systems import SYSTEMS
 
@@ -106,6 +108,24 @@ def test_one_slow_prompt_shows_nothing():
     (note,) = slowdown_notes([_row("suffix", speedup=0.5, ci=(0.5, 0.5), ci_is_degenerate=True)])
     assert "slower" not in note
     assert "too few prompts" in note
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "temperature", "is_fault"),
+    [
+        ("eagle3", {"drafting": {"eagle3": {"is_sampled": True}}}, 0.8, False),
+        ("eagle3", {"drafting": {"eagle3": {"is_sampled": True}}}, 0.0, True),
+        ("eagle3", {}, 0.8, True),
+        ("suffix", {"drafting": {"eagle3": {"is_sampled": True}}}, 0.8, True),
+        ("eagle3+nested", {"drafting": {"eagle3": {"is_sampled": True}}}, 0.8, True),
+        ("nested", {"tiers": {"is_sampled": True}}, 0.8, False),
+        ("tiered", {}, 0.0, False),
+    ],
+)
+def test_a_law_that_is_kept_with_other_tokens_is_no_fault(system, given, temperature, is_fault):
+    row = _row(system, dtype="float32", temperatures=(temperature,))
+    notes = exactness_notes([row], config=Config.model_validate(given))
+    assert len(notes) == is_fault
 
 
 def test_nothing_is_noted_where_all_is_faster():
