@@ -25,6 +25,8 @@ class _Place:
     accepted_len: int
     match_len: int
     score: float
+    model_accepted_len: int
+    """Of the model drafter's chain, within the room that it has there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def replay_oracle(
 
     Without a cost table it takes the fewest target passes.
     """
-    places = _places(trace, drafter)
+    places = _places(trace, drafter, model)
     moves = _cheapest_moves(places, costs or PassCost(), model)
     steps: list[Step] = []
     position = 0
@@ -63,15 +65,20 @@ def replay_oracle(
     return Replay(trace.trace_id, tuple(steps), tuple(payoffs), cost_ms)
 
 
-def _places(trace: Trace, drafter: Drafter) -> list[_Place]:
-    """The cache's draft at every position of the output, with its true accepted length."""
+def _places(trace: Trace, drafter: Drafter, model: ModelDrafts | None) -> list[_Place]:
+    """What can be drafted at every position of the output, with its true accepted length."""
     output, places = trace.output_token_ids, []
     with walking(trace, drafter) as walk:
         for position, token in enumerate(output):
             draft = walk.look_up()
             accepted = accepted_len(draft, output, position)
-            place = _Place(draft.source, len(draft), accepted, draft.match_len, draft.score)
-            places.append(place)
+            chain = 0
+            if model is not None:
+                room = min(walk.context.room, model.room(walk.context))
+                chain = min(int(model.accepted_len_T[position]), room)
+            places.append(
+                _Place(draft.source, len(draft), accepted, draft.match_len, draft.score, chain)
+            )
             walk.commit((token,))
     return places
 
@@ -85,7 +92,7 @@ def _cheapest_moves(
     moves = [_PLAIN] * end
     for position in range(end - 1, -1, -1):
         best = float("inf")
-        for move in _moves(position, places[position], model):
+        for move in _moves(places[position], model):
             after = min(position + move.length + 1, end)
             cost = costs.cost_ms(move.source, move.length + 1) + cost_to_end[after]
             if cost < best:
@@ -94,12 +101,12 @@ def _cheapest_moves(
     return moves
 
 
-def _moves(position: int, place: _Place, model: ModelDrafts | None) -> list[_Move]:
+def _moves(place: _Place, model: ModelDrafts | None) -> list[_Move]:
     """Every source cut to every length it would be accepted at, the longest first."""
     found = [_Move(place.source, length) for length in range(place.accepted_len, 0, -1)]
-    if model is not None and position > 0:  # no model draft before the prompt's own pass
-        accepted = int(model.accepted_len_T[position])
-        found += [_Move(model.source, length) for length in range(accepted, 0, -1)]
+    if model is not None:
+        lengths = range(place.model_accepted_len, 0, -1)
+        found += [_Move(model.source, length) for length in lengths]
     return [*found, _PLAIN]
 
 

@@ -227,6 +227,18 @@ def test_the_oracle_drafts_only_what_is_accepted_and_uses_the_model(make_trace):
     assert [step.source for step in run.steps] == [Source.NONE, Source.EAGLE3, Source.EAGLE3]
 
 
+def test_the_oracle_asks_no_more_of_the_model_than_it_drafts(make_trace):
+    """Chains may be shorter than those labelled, and end with the head's own context."""
+    trace = make_trace(prompt=(1, 2), output=tuple(range(5, 15)))
+    labels = np.array([4] * 10, np.int32)
+    short = ModelDrafts(Source.EAGLE3, labels, max_draft_tokens=2)
+    run = replay_oracle(trace, drafter=SuffixDrafter(), model=short)
+    assert [step.emitted for step in run.steps] == [1, 3, 3, 3]
+    small = ModelDrafts(Source.EAGLE3, labels, context_length=5)
+    run = replay_oracle(trace, drafter=SuffixDrafter(), model=small)
+    assert [step.drafted for step in run.steps if step.drafted] == [2]
+
+
 @pytest.mark.parametrize(
     ("rows", "times"),
     [
