@@ -105,6 +105,11 @@ class LayerWalk:
                 hidden_BTD = hidden_BTD + layer.mlp(layer.post_attention_layernorm(hidden_BTD))
         return hidden_BTD, tapped
 
+    def last_output(self, hidden_BTD: torch.Tensor) -> list[torch.Tensor]:
+        """The states behind all layers, where they are tapped: normed, as transformers has them."""
+        wanted = self.taps.count(len(self._stack.layers))
+        return [self._stack.norm(hidden_BTD)[0]] * wanted
+
     def logits(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         logits_TV: torch.Tensor = self.model.lm_head(self._stack.norm(hidden_BTD))[0]
         return logits_TV.float()
@@ -276,6 +281,7 @@ class PrefixTiers:
             )
             if self.engine.hidden_layers:
                 below = [] if lower_TA is None else [lower_TA[piece]]
+                tapped += self._walk.last_output(rows_BTD)
                 hidden.append(torch.cat([*below, *tapped], dim=-1))
         self._forget_exited(cache, 0)
         logits_TV = self._walk.logits(rows_BTD[:, -num_logits:])

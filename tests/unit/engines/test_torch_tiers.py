@@ -234,6 +234,17 @@ def test_impossible_slim_models_are_refused(skipped: frozenset[int], message: st
         SlimLayers.without(skipped, num_layers=LAYERS)
 
 
+def test_a_drafter_may_read_the_last_output_behind_a_prefix() -> None:
+    """A head may name the number of layers; its states then come after all of them."""
+    engine = TorchEngine.from_model(_llama(), hidden_layers=(1, 2, LAYERS))
+    token_ids = random_ids(20)
+    plain = engine.forward(token_ids, engine.new_cache(), num_logits=1)
+    tiers = torch_tiers(engine, SLIM["prefix"])
+    cache = tiers.new_cache()
+    tiers.forward_slim(token_ids[:9], cache, num_logits=1)
+    close(tiers.forward(token_ids, cache, num_logits=1).hidden_TD, plain.hidden_TD)
+
+
 def test_only_the_first_layers_kept_whole_are_a_prefix() -> None:
     assert SLIM["prefix"].exit_layer == 2
     assert SLIM["layers"].exit_layer is None
