@@ -168,6 +168,9 @@ class LearnedGate:
     def judge(self, rows: GateRows) -> Judgement:
         draft = rows.draft
         drafted = self.probs(gate_features(draft.token_ids, draft.probs, rows.probs_TV))
+        chances_K = rows.probs_TV[torch.arange(len(draft)), list(draft.token_ids)].tolist()
+        # What the request forbids (`min_tokens`) may not stand, whatever the network has learnt.
+        drafted = [p if chance > 0 else 0.0 for p, chance in zip(drafted, chances_K, strict=True)]
         own = self.probs(gate_features(rows.own_ids, own_draft_probs(rows), rows.probs_TV))
         return Judgement(
             tuple(self._tier(*pair) for pair in zip(drafted, own, strict=False)),

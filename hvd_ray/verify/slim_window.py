@@ -2,7 +2,9 @@
 
 Everything is read in single passes over recorded text. What a slim model says after a prefix of the
 recording is what it would say when decoding, so a block's walk under a gate can be followed up to
-the first token that departs from the recording, which is where a block ends anyway.
+the first token that departs from the recording, and ends there. Decoding goes on behind an accepted
+wrong token, and may yet escalate the block for a later one: `escalated` is a little too low here,
+and `wrong_rate` counts a token that the target would have been asked about.
 
 Shapes: T tokens of a sequence, R output rows, K draft tokens, V vocabulary, D width.
 """

@@ -13,6 +13,7 @@ import torch
 from hvd_ray.engines.slim import SlimLayers
 from hvd_ray.engines.torch_engine import TorchEngine
 from hvd_ray.errors import UserError
+from hvd_ray.payoff.network import Network
 from hvd_ray.types import Draft, Source
 from hvd_ray.verify.gate import FEATURE_NAMES, GateRows, LearnedGate, RatioGate, Tier, gate_features
 from hvd_ray.verify.gate_file import GateCard, read_gate, write_gate
@@ -205,6 +206,17 @@ def test_a_learned_gate_prefers_the_draft_then_its_own_then_the_target() -> None
     judged = gate.judge(rows)
     assert judged.tiers == (Tier.ACCEPT, Tier.SLIM, Tier.FULL)
     assert not judged.keeps_bonus
+
+
+def test_no_network_lets_a_forbidden_token_stand() -> None:
+    """`min_tokens` leaves the end of text no chance at all, and greedy decoding would commit it."""
+    num_features = len(FEATURE_NAMES)
+    bound_F = np.ones(num_features, np.float32)
+    sure = Network([(np.zeros((num_features, 1), np.float32), 9 * bound_F[:1])],
+                   low_F=-bound_F, high_F=bound_F)  # fmt: skip
+    probs_TV = torch.tensor([[0.2, 0.8], [0.0, 1.0], [0.0, 1.0]])
+    rows = GateRows(Draft(Source.SUFFIX, (0, 0)), probs_TV, (1, 1, 1))
+    assert LearnedGate(sure, theta=0.9).judge(rows).tiers == (Tier.ACCEPT, Tier.SLIM)
 
 
 def test_examples_stop_where_the_recording_departs(window: Window) -> None:
