@@ -148,8 +148,8 @@ class TiersConfig(_Section):
     loss_budget: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Expected wrong tokens in an answer at most; what follows is verified in full."""
     max_miss_rate: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """Upper bound (95 %) on the audited rate of wrong tokens; above it everything is verified in
-    full. 1: never fall back."""
+    """Upper bound on the audited rate of wrong tokens; above it (99.5 % confidence to begin with,
+    95 % later) everything is verified in full. 1: never fall back."""
     audit_share: Probability = 1.0
     """Share of the requests whose unchecked tokens the target reads later."""
     is_forced: bool = False

@@ -4,7 +4,7 @@
 might exceed what is left, and what follows is checked in full. *Audit*: the target reads, later,
 what was committed without it. The share of tokens that it would not have chosen has an exact upper
 confidence bound (Clopper and Pearson 1934); while the bound is above the target rate, no token goes
-unchecked.
+unchecked. It takes a stricter one to be trusted than to stay so.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 CONFIDENCE = 0.95
+TRUST_CONFIDENCE = 0.995
+"""Of the bound that gives trust. It is looked at after every block, and so many looks at a bound of
+95 % would trust one in four slim models that are just as bad as the limit; with this, one in 25."""
 
 
 @dataclass(slots=True)
@@ -50,25 +53,28 @@ class Audit:
     num_tokens: int = 0
     num_missed: int = 0
     """Audited tokens that the target would not have chosen after the same prefix."""
+    is_convinced: bool = False
+    """Whether the probation has ended well."""
     is_withdrawn: bool = False
 
     def add(self, *, num_tokens: int, num_missed: int) -> None:
         """Count some audited tokens; trust once given is lost for good where they are too bad."""
-        was_trusted = self.trust is Trust.TRUSTED
         self.num_tokens += num_tokens
         self.num_missed += num_missed
-        if self.upper_bound <= self.max_miss_rate:
-            return
-        if was_trusted or self.num_tokens >= self.max_probation:
-            self.is_withdrawn = True
+        if self.trust is Trust.TRUSTED:
+            self.is_withdrawn = self.upper_bound > self.max_miss_rate
+        elif self.trust is Trust.PROBATION:
+            bound = upper_bound(self.num_missed, self.num_tokens, confidence=TRUST_CONFIDENCE)
+            is_known = self.num_tokens >= self.min_tokens
+            self.is_convinced = is_known and bound <= self.max_miss_rate
+            self.is_withdrawn = not self.is_convinced and self.num_tokens >= self.max_probation
 
     @property
     def trust(self) -> Trust:
         if self.is_withdrawn:
             return Trust.WITHDRAWN
-        is_known = self.num_tokens >= self.min_tokens or self.max_miss_rate == 1
-        is_good = self.upper_bound <= self.max_miss_rate
-        return Trust.TRUSTED if is_known and is_good else Trust.PROBATION
+        is_trusted = self.is_convinced or self.max_miss_rate == 1
+        return Trust.TRUSTED if is_trusted else Trust.PROBATION
 
     @property
     def upper_bound(self) -> float:

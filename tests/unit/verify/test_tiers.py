@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -217,6 +219,34 @@ def test_a_probation_that_does_not_convince_ends() -> None:
     audit = Audit(max_miss_rate=0.05, max_probation=300)
     audit.add(num_tokens=300, num_missed=100)
     assert audit.trust is Trust.WITHDRAWN
+
+
+def test_many_looks_do_not_trust_what_is_as_bad_as_the_limit() -> None:
+    """The bound is looked at after every block; a slim model at the limit is seldom let through."""
+    limit, block, num_runs = 0.05, 5, 200
+    sizes = np.random.default_rng(0).binomial(block, limit, size=(num_runs, 400))
+    num_trusted = 0
+    for missed in sizes.cumsum(axis=1):
+        looks = zip(range(block, 2001, block), missed.tolist(), strict=True)
+        num_trusted += any(_convinces(size, missed, limit) for size, missed in looks)
+    assert num_trusted / num_runs < 0.08, "about 0.23 with a bound of 95 %"
+
+
+@cache
+def _convinces(num_tokens: int, num_missed: int, limit: float) -> bool:
+    audit = Audit(max_miss_rate=limit)
+    audit.add(num_tokens=num_tokens, num_missed=num_missed)
+    return audit.trust is Trust.TRUSTED
+
+
+def test_trust_is_not_lost_where_it_is_won() -> None:
+    """It takes more to be trusted than to stay so: a miss right after it is no end."""
+    audit = Audit(max_miss_rate=0.05)
+    while audit.trust is Trust.PROBATION:
+        audit.add(num_tokens=50, num_missed=1)
+    assert audit.trust is Trust.TRUSTED
+    audit.add(num_tokens=1, num_missed=1)
+    assert audit.trust is Trust.TRUSTED
 
 
 def test_a_poor_slim_model_is_never_trusted() -> None:
