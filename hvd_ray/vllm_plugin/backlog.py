@@ -131,21 +131,32 @@ def in_batches(sizes: Sequence[int], limit: int) -> list[list[int]]:
 def split_rows(
     starts: Sequence[int],
     *,
-    positions_N: Tensor,
+    ends: Sequence[int],
     token_ids_N: Tensor,
     hidden_NA: Tensor,
     slots_N: Tensor,
 ) -> list[Rows]:
-    """The rows of each request of a step; `starts` are their first rows and the number of all.
+    """The rows of each request of a step.
 
-    The states are copied: the runner may use their memory again.
+    The states are copied: the runner may use their memory again. No tensor is read, for which a
+    GPU's queue would have to run dry once for each request.
+
+    Args:
+        starts: the requests' first rows, and the number of all.
+        ends: one beyond each request's last position.
+        token_ids_N: of all requests.
+        hidden_NA: the target's states there.
+        slots_N: places in the KV cache.
     """
+    sizes = [end - begin for begin, end in pairwise(starts)]
+    parts = (_copied(each[: starts[-1]], sizes) for each in (token_ids_N, hidden_NA, slots_N))
     return [
-        Rows(
-            int(positions_N[begin]),
-            token_ids_N[begin:end].clone(),
-            hidden_NA[begin:end].clone(),
-            slots_N[begin:end].clone(),
-        )
-        for begin, end in pairwise(starts)
+        Rows(end - size, *each)
+        for end, size, each in zip(ends, sizes, zip(*parts, strict=True), strict=True)
     ]
+
+
+def _copied(rows_N: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """The rows in parts, each in memory of its own: one call, where a request each is slow."""
+    parts: tuple[Tensor, ...] = torch.ops.aten.split_with_sizes_copy(rows_N, sizes)
+    return parts

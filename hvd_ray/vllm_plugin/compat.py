@@ -95,6 +95,8 @@ def hook_engine_arguments(
         options = prepare(arguments)
         vllm_config = original(arguments, *args, **kwargs)
         if options is not None:
+            if arguments.compilation_config.cudagraph_mode is None:
+                capture_any_length(vllm_config)
             check(vllm_config, options)
         return vllm_config
 
@@ -288,6 +290,20 @@ def request_unpadded_drafting(arguments: Any) -> None:
     arguments.speculative_config = given
     if arguments.async_scheduling is None:  # else vLLM tries, and warns that it cannot
         arguments.async_scheduling = False
+
+
+def capture_any_length(vllm_config: Any) -> None:
+    """Have CUDA graphs captured piece by piece, for any number of rows.
+
+    vLLM's default on a GPU also captures whole steps in which every request verifies the longest
+    draft. With ours such steps hardly come, and for their sake all sizes become multiples of
+    `num_speculative_tokens + 1`: a lone row would be padded to 33. vLLM does the same as here where
+    its own drafts vary in length (`_maybe_override_dynamic_sd_cudagraph_mode`).
+    """
+    compilation = vllm_config.compilation_config
+    if compilation.cudagraph_mode.name == "FULL_AND_PIECEWISE":
+        compilation.cudagraph_mode = type(compilation.cudagraph_mode).PIECEWISE
+        log_line("hvd: CUDA graphs PIECEWISE, as drafts are of any length")
 
 
 def check_engine(vllm_config: Any) -> None:

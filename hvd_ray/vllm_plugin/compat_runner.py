@@ -6,9 +6,11 @@ The other half of `compat.py`, for the same exact version.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,7 +107,7 @@ def rows_for_head(step: dict[str, Any]) -> list[Rows] | None:
         return None
     return split_rows(
         metadata.query_start_loc_cpu.tolist(),
-        positions_N=positions,
+        ends=metadata.seq_lens_cpu_upper_bound.tolist(),  # exact where scheduling is synchronous
         token_ids_N=step["target_token_ids"],
         hidden_NA=step["target_hidden_states"],
         slots_N=metadata.slot_mapping,
@@ -116,19 +118,20 @@ def step_of_rows(
     step: dict[str, Any], indices: Sequence[int], rows: Sequence[Rows]
 ) -> dict[str, Any]:
     """The arguments of `propose` for some of a step's requests, with all rows that they have."""
+    from vllm.utils.torch_utils import async_tensor_h2d
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
     whole = step["common_attn_metadata"]
-    device = whole.seq_lens.device
-    index_B = torch.tensor(indices, device=device)
+    send = partial(async_tensor_h2d, device=whole.seq_lens.device)
+    index_B = send(np.array(indices))
     lengths = [len(part) for part in rows]
     starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     ends = torch.tensor([part.end for part in rows], dtype=torch.int32)
-    positions = [torch.arange(part.start, part.end, device=device) for part in rows]
+    positions_N = np.concatenate([np.arange(part.start, part.end) for part in rows])
     metadata = CommonAttentionMetadata(
-        query_start_loc=starts.to(device),
+        query_start_loc=send(starts),
         query_start_loc_cpu=starts,
-        seq_lens=ends.clone().to(device),
+        seq_lens=send(ends.clone()),
         seq_lens_cpu_upper_bound=ends,
         num_reqs=len(rows),
         num_actual_tokens=sum(lengths),
@@ -140,7 +143,7 @@ def step_of_rows(
     return {
         **step,
         "target_token_ids": torch.cat([part.token_ids_N for part in rows]),
-        "target_positions": torch.cat(positions),
+        "target_positions": send(positions_N),
         "target_hidden_states": torch.cat([part.hidden_NA for part in rows]),
         "next_token_ids": step["next_token_ids"][index_B],
         "common_attn_metadata": metadata,

@@ -70,7 +70,8 @@ class HybridEagleProposer(EagleProposer):  # type: ignore[misc]
             indices = [due[member] for member in group]
             some = compat_runner.step_of_rows(step, indices, [taken[member] for member in group])
             chains |= _as_chains(indices, super().propose(wanted, **some))
-        if taken:
+        # A GPU is waited for by asking it for tokens; what it only read is not done yet.
+        if taken and (wanted or self.device.type == "cpu"):
             is_typical = max(len(part) for part in taken) <= _TYPICAL_ROWS
             num_rows, ms = sum(map(len, taken)), (perf_counter() - started) * 1e3
             self._session.observe_head(wanted, num_rows, ms, is_typical=is_typical)

@@ -101,14 +101,31 @@ def test_batches_keep_to_the_heads_buffers() -> None:
 
 def test_a_steps_rows_are_split_and_copied() -> None:
     whole = rows(10, 5)
-    positions = torch.tensor([10, 11, 30, 31, 32])
+    padded = torch.cat((whole.slots_N, torch.tensor([-1, -1])))
     parts = split_rows(
         [0, 2, 5],
-        positions_N=positions,
+        ends=[12, 33],
+        token_ids_N=whole.token_ids_N,
+        hidden_NA=whole.hidden_NA,
+        slots_N=padded,
+    )
+    assert [(part.start, len(part)) for part in parts] == [(10, 2), (30, 3)]
+    assert [part.slots_N.tolist() for part in parts] == [[17, 18], [19, 20, 21]]
+    whole.hidden_NA.zero_()
+    assert parts[1].hidden_NA[0, 0] == 12
+    sizes = [part.hidden_NA.untyped_storage().nbytes() for part in parts]
+    assert sizes == [2 * 3 * 4, 3 * 3 * 4], "what waits holds no memory of other requests"
+
+
+def test_a_steps_rows_are_split_without_reading_a_tensor() -> None:
+    """On a GPU each such reading waits for all that is queued; `meta` refuses them."""
+    with torch.device("meta"):
+        whole = Rows(0, torch.empty(5), torch.empty(5, 3), torch.empty(5))
+    parts = split_rows(
+        [0, 2, 5],
+        ends=[12, 33],
         token_ids_N=whole.token_ids_N,
         hidden_NA=whole.hidden_NA,
         slots_N=whole.slots_N,
     )
-    assert [(part.start, len(part)) for part in parts] == [(10, 2), (30, 3)]
-    whole.hidden_NA.zero_()
-    assert parts[1].hidden_NA[0, 0] == 12
+    assert [(part.start, part.end) for part in parts] == [(10, 12), (30, 33)]

@@ -9,6 +9,7 @@ import pytest
 
 from hvd_ray.errors import UserError
 from hvd_ray.vllm_plugin import compat
+from hvd_ray.vllm_plugin.options import HvdOptions
 
 
 def engine(**changed: Any) -> Any:
@@ -91,6 +92,42 @@ def test_drafts_of_any_length_are_asked_for_without_the_users_help() -> None:
 def test_a_configuration_that_cannot_work_is_refused(given: Any) -> None:
     with pytest.raises(UserError, match="hvd"):
         compat.request_unpadded_drafting(given)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("FULL_AND_PIECEWISE", "PIECEWISE"),
+        ("NONE", "NONE"),  # a CPU, enforce_eager
+        ("FULL", "FULL"),  # by somebody's optimisation level
+    ],
+)
+def test_cuda_graphs_fit_drafts_of_any_length(mode: str, expected: str) -> None:
+    pytest.importorskip("vllm")
+    from vllm.config import CUDAGraphMode
+
+    made = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode[mode]))
+    compat.capture_any_length(made)
+    assert made.compilation_config.cudagraph_mode is CUDAGraphMode[expected]
+
+
+@pytest.mark.parametrize("given", [None, "FULL_AND_PIECEWISE"])
+def test_graphs_that_were_asked_for_stay(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    pytest.importorskip("vllm")
+    from vllm.config import CUDAGraphMode
+    from vllm.engine.arg_utils import EngineArgs
+
+    default = CUDAGraphMode.FULL_AND_PIECEWISE
+    made = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=default))
+    monkeypatch.setattr(EngineArgs, "create_engine_config", lambda _: made)
+    compat.hook_engine_arguments(lambda _: HvdOptions(), lambda _config, _options: None)
+    mode = None if given is None else CUDAGraphMode[given]
+    arguments: Any = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=mode))
+    EngineArgs.create_engine_config(arguments)
+    expected = CUDAGraphMode.PIECEWISE if given is None else default
+    assert made.compilation_config.cudagraph_mode is expected
 
 
 def test_a_hook_is_set_once_and_hands_through() -> None:
