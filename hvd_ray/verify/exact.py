@@ -193,7 +193,7 @@ def choose_tokens(
         probs = _row_probs(logits_TV, state)
         return accept_sampled(
             draft.token_ids,
-            torch.from_numpy(draft.proposal_probs_KV),
+            torch.from_numpy(draft.proposal_probs_KV).to(logits_TV.device),
             lambda row: probs(row, (*ahead, *draft.token_ids[:row])),
             state.proposal_random.random,
         )

@@ -105,7 +105,7 @@ class RatioGate:
 
 def _probabilities(rows: GateRows) -> tuple[NDArray[np.float64], ...]:
     """The slim model's probability of draft tokens, of its own tokens, and of its best."""
-    probs_TV = rows.probs_TV.double()
+    probs_TV = rows.probs_TV.double().cpu()
     index_T = torch.arange(len(rows.own_ids))
     drafted_K = probs_TV[index_T[:-1], list(rows.draft.token_ids)]
     own_T = probs_TV[index_T, list(rows.own_ids)]
@@ -142,7 +142,7 @@ def gate_features(
     """
     count = len(token_ids)
     p = np.clip(np.array(draft_probs or [0.5] * count, np.float64)[:count], 1e-6, 1 - 1e-6)
-    probs_KV = probs_TV[:count].double()
+    probs_KV = probs_TV[:count].double().cpu()
     slim = probs_KV[torch.arange(count), list(token_ids)].numpy()
     top, best = (part.numpy() for part in probs_KV.max(dim=-1))
     entropy = torch.special.entr(probs_KV).sum(dim=-1).numpy()

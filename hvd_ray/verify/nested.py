@@ -115,7 +115,7 @@ class NestedVerifier:
     ) -> tuple[int, ...]:
         proposal = None
         if self.is_sampled and not state.distribution.sampling.is_greedy:
-            proposal = slim_probs(run, state).numpy()
+            proposal = slim_probs(run, state).cpu().numpy()
         tentative = Draft(Source.NONE, run.token_ids, proposal_probs_KV=proposal)
         return choose_tokens(logits_TV, tentative, state)
 

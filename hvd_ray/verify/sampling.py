@@ -98,9 +98,9 @@ class RowDistribution:
             logits_V[either] = torch.where(values > 0, values / factor, values * factor)
         if len(seen):
             of_output = torch.from_numpy(seen.astype(np.int64))
-            counts_K = torch.from_numpy(counts).to(logits_V.dtype)
-            logits_V[of_output] -= sampling.frequency_penalty * counts_K
-            logits_V[of_output] -= sampling.presence_penalty
+            counts_K = torch.from_numpy(counts).to(logits_V)
+            values = logits_V[of_output] - sampling.frequency_penalty * counts_K
+            logits_V[of_output] = values - sampling.presence_penalty
 
     def _truncate(self, probs_V: torch.Tensor) -> torch.Tensor:
         """Zero what min-p, then top-k, then top-p rule out; the arg max always stays."""

@@ -203,7 +203,7 @@ class Window:
     def __post_init__(self) -> None:
         for recorded in self.recordings:
             choice_R = target_logits(self.engine, recorded).argmax(dim=-1)
-            self.targets.append(choice_R.numpy().astype(np.int32))
+            self.targets.append(choice_R.cpu().numpy().astype(np.int32))
 
     @property
     def num_rows(self) -> int:

@@ -213,6 +213,14 @@ def test_penalties_see_the_draft_before_each_row() -> None:
     assert float(logits_V[1]) == 3.0, "the engine's logits are left alone"
 
 
+def test_penalties_are_taken_where_the_logits_lie() -> None:
+    """`meta`, like a GPU, refuses a sum with what lies on the CPU."""
+    sampling = SamplingParams(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3)
+    distribution = RowDistribution(sampling, np.array([1], np.int32), (), VOCAB)
+    logits_V = torch.empty(VOCAB, device="meta")
+    assert distribution.logits(logits_V, np.array([1, 1, 2], np.int32)).is_meta
+
+
 def test_min_tokens_masks_the_right_rows() -> None:
     """Case T09: EOS is masked at row i iff fewer than min_tokens stand before it."""
     sampling = SamplingParams(min_tokens=2)
