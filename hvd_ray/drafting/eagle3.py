@@ -222,6 +222,7 @@ class Eagle3Head:
         causally, or by `mask_TS` (boolean, S counts the rows just appended) for a tree. The
         first result feeds `logits`; the second is the next step's feature.
         """
+        end = None
         if positions_T is None:
             end = kv.length + len(token_ids_T)
             positions_T = torch.arange(kv.length, end, device=self.device)
@@ -230,14 +231,24 @@ class Eagle3Head:
             kv.append(k_TnD, v_TnD)
             return attend_cached(q_ThD, kv, mask_TS=mask_TS)
 
-        return self.layer(self.embed(token_ids_T), feature_TH, positions_T, attend)
+        return self.layer(self.embed(token_ids_T), feature_TH, positions_T, attend, end=end)
 
     def layer(
-        self, embed_TH: Tensor, feature_TH: Tensor, positions_T: Tensor, attend: Attend
+        self,
+        embed_TH: Tensor,
+        feature_TH: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        *,
+        end: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The decoder layer; `attend` decides what a row sees. Returns (normed_TH, feature_TH)."""
+        """The decoder layer; `attend` decides what a row sees. Returns (normed_TH, feature_TH).
+
+        `end` is one beyond the last position, where it is known: reading it from the tensor waits
+        for a GPU.
+        """
         input_TI, residual_TH = self.layer_input(embed_TH, feature_TH)
-        q_ThD, k_TnD, v_TnD = self.project(input_TI, positions_T)
+        q_ThD, k_TnD, v_TnD = self.project(input_TI, positions_T, end=end)
         return self.layer_output(attend(q_ThD, k_TnD, v_TnD), residual_TH)
 
     def layer_output(self, context_TQ: Tensor, residual_TH: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,8 +269,10 @@ class Eagle3Head:
         residual_TH = hidden_TH if self.config.norm_before_residual else feature_TH
         return torch.cat((embed_TH, hidden_TH), dim=-1), residual_TH
 
-    def project(self, input_TI: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values."""
+    def project(
+        self, input_TI: Tensor, positions_T: Tensor, *, end: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values; `end` as in `layer`."""
         config, weights = self.config, self.weights
         flat_TP = F.linear(input_TI, weights.qkv_PI, weights.qkv_bias_P)
         heads = flat_TP.view(len(flat_TP), -1, config.head_dim)
@@ -269,7 +282,8 @@ class Eagle3Head:
             q_ThD = rms_norm(rotated[:, :first_key], weights.q_norm_D, config.rms_norm_eps)
             k_TnD = rms_norm(rotated[:, first_key:], weights.k_norm_D, config.rms_norm_eps)
             rotated = torch.cat((q_ThD, k_TnD), dim=1)
-        rotated = self.rotate(rotated, positions_T)  # both at once: half the dispatches
+        # Both at once: half the dispatches.
+        rotated = self.rotate(rotated, positions_T, end or int(positions_T.max()) + 1)
         return rotated[:, :first_key], rotated[:, first_key:], v_TnD
 
     def logits(self, normed_TH: Tensor) -> Tensor:
@@ -280,9 +294,10 @@ class Eagle3Head:
         """The target's token ids of draft ids."""
         return self.weights.draft_to_target_V[draft_ids]
 
-    def rotate(self, x_ThD: Tensor, positions_T: Tensor) -> Tensor:
-        """Rotary embedding, halves rotated (the layout of Llama and Qwen checkpoints)."""
-        cos_SD, sin_SD = self._rope(int(positions_T.max()) + 1)
+    def rotate(self, x_ThD: Tensor, positions_T: Tensor, end: int) -> Tensor:
+        """Rotary embedding, halves rotated (the layout of Llama and Qwen checkpoints); all
+        positions are below `end`."""
+        cos_SD, sin_SD = self._rope(end)
         cos_T1D, sin_T1D = cos_SD[positions_T].unsqueeze(1), sin_SD[positions_T].unsqueeze(1)
         first, second = x_ThD.chunk(2, dim=-1)
         turned_ThD = torch.cat((-second, first), dim=-1)
@@ -335,11 +350,14 @@ def attend_cached(q_ThD: Tensor, kv: Eagle3KV, *, mask_TS: Tensor | None = None)
         q_ngD = q_ThD.view(num_groups, num_heads // num_groups, head_dim)
         context = F.scaled_dot_product_attention(q_ngD[None], k_nSD[None], v_nSD[None])
         return context.reshape(1, num_heads * head_dim)
-    if mask_TS is None:
+    # A prompt from its first row on needs no mask of its square, with which a GPU would also write
+    # out all scores: for 8,000 tokens 4 GB and more.
+    is_causal = mask_TS is None and num_rows == kv.length
+    if mask_TS is None and not is_causal:
         row_S = torch.arange(kv.length, device=q_ThD.device)
         mask_TS = row_S[None, :] <= row_S[-num_rows:, None]
     q_1hTD = q_ThD.transpose(0, 1)[None]
     context_1hTD = F.scaled_dot_product_attention(
-        q_1hTD, k_nSD[None], v_nSD[None], attn_mask=mask_TS, enable_gqa=True
+        q_1hTD, k_nSD[None], v_nSD[None], attn_mask=mask_TS, is_causal=is_causal, enable_gqa=True
     )
     return context_1hTD[0].transpose(0, 1).reshape(num_rows, num_heads * head_dim)

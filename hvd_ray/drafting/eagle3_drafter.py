@@ -36,6 +36,18 @@ class _Active:
     """The head's outputs of the last row it read, from which a chain starts: (normed, feature)."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One token of a chain, left on the head's device: asking for it would wait for a GPU."""
+
+    token_1: Tensor
+    """The target's id."""
+    prob_1: Tensor
+    """Under the head, given the tokens before it."""
+    proposal_U: np.ndarray | None = None
+    """What it was sampled from, over the target's vocabulary."""
+
+
 @dataclass(slots=True)
 class Eagle3Drafter:
     """Drafts chains, or with a `tree` shape trees, with an EAGLE-3 head.
@@ -118,13 +130,16 @@ class Eagle3Drafter:
     def _chain_draft(self, active: _Active, limit: int) -> Draft:
         normed_1H, feature_1H = self._catch_up(active)
         num_committed = active.kv.length
-        drawn: list[tuple[int, float, np.ndarray | None]] = []
+        is_sampled = self.is_sampled and active.temperature > 0
+        drawn: list[_Drawn] = []
         while True:
-            drawn.append(self._draw(normed_1H, active))
+            logits_1V = self.head.logits(normed_1H).float()
+            drawn.append(
+                self._sample(logits_1V, active) if is_sampled else self._likeliest(logits_1V)
+            )
             if len(drawn) == limit:
                 break
-            token_T = torch.tensor([drawn[-1][0]], device=self.head.device)
-            normed_1H, feature_1H = self.head.extend(active.kv, token_T, feature_1H)
+            normed_1H, feature_1H = self.head.extend(active.kv, drawn[-1].token_1, feature_1H)
         active.kv.truncate(num_committed)
         return _as_draft(drawn)
 
@@ -146,27 +161,26 @@ class Eagle3Drafter:
         assert active.last is not None
         return active.last
 
-    def _draw(self, normed_1H: Tensor, active: _Active) -> tuple[int, float, np.ndarray | None]:
-        """Token, its probability under the head, and the proposal over the target's vocabulary."""
-        logits_V = self.head.logits(normed_1H)[0].float()
-        if not (self.is_sampled and active.temperature > 0):
-            best = int(logits_V.argmax())
-            prob = float(torch.exp(logits_V[best] - logits_V.logsumexp(0)))
-            return int(self.head.target_ids(torch.tensor([best]))[0]), prob, None
-        probs_V = torch.softmax(logits_V.double().cpu() / active.temperature, dim=0)
-        token = pick(probs_V, active.random.random())
+    def _likeliest(self, logits_1V: Tensor) -> _Drawn:
+        best_1 = logits_1V.argmax(-1)
+        log_prob_1 = logits_1V[:, best_1][0] - logits_1V.logsumexp(-1)
+        return _Drawn(self.head.target_ids(best_1), log_prob_1.exp())
+
+    def _sample(self, logits_1V: Tensor, active: _Active) -> _Drawn:
+        probs_V = torch.softmax(logits_1V[0].double().cpu() / active.temperature, dim=0)
+        draft_id = pick(probs_V, active.random.random())
         proposal_U = torch.zeros(self.target_vocab_size, dtype=torch.float64)
         proposal_U[self.head.weights.draft_to_target_V.cpu()] = probs_V
-        target_id = int(self.head.target_ids(torch.tensor([token]))[0])
-        return target_id, float(probs_V[token]), proposal_U.numpy()
+        id_1 = torch.tensor([draft_id], device=self.head.device)
+        return _Drawn(self.head.target_ids(id_1), probs_V[draft_id, None], proposal_U.numpy())
 
 
-def _as_draft(drawn: list[tuple[int, float, np.ndarray | None]]) -> Draft:
-    probs = tuple(prob for _, prob, _ in drawn)
-    proposals = [proposal for _, _, proposal in drawn if proposal is not None]
+def _as_draft(drawn: list[_Drawn]) -> Draft:
+    probs = tuple(torch.cat([each.prob_1 for each in drawn]).tolist())
+    proposals = [each.proposal_U for each in drawn if each.proposal_U is not None]
     return Draft(
         Source.EAGLE3,
-        tuple(token for token, _, _ in drawn),
+        tuple(torch.cat([each.token_1 for each in drawn]).tolist()),
         probs,
         sum(probs),
         proposal_probs_KV=np.stack(proposals) if proposals else None,

@@ -211,3 +211,17 @@ def test_the_drafter_keeps_to_its_own_length(
     request = Request("r", prompt(), SamplingParams(max_tokens=12, ignore_eos=True))
     completion = make(engine, codec, AlwaysModel(), drafter).generate(request)
     assert max(step.drafted for step in completion.steps) == 2
+
+
+def test_a_chain_grows_without_reading_a_tensor(head: Eagle3Head) -> None:
+    """On a GPU each reading waits for all that is queued; `meta` refuses them."""
+    away = Eagle3Head(head.config, head.weights.on(torch.device("meta")))
+    drafter = Eagle3Drafter(away, head.config.vocab_size)
+    kv, width = away.new_kv(), head.config.hidden_size
+    normed_TH, feature_TH = away.extend(
+        kv, torch.empty(5, dtype=torch.int64, device="meta"), torch.empty(5, width, device="meta")
+    )
+    drawn = drafter._likeliest(away.logits(normed_TH[-1:]))
+    normed_1H, _ = away.extend(kv, drawn.token_1, feature_TH[-1:])
+    assert drawn.token_1.shape == drawn.prob_1.shape == (1,)
+    assert normed_1H.shape == (1, width)
