@@ -160,11 +160,11 @@ def _server(config: ServeConfig) -> Any:
 
     class Engine(VLLMEngine):  # type: ignore[misc]
         def _prepare_engine_config(self, callback_ctx: Any) -> Any:
-            """On a CPU theirs has the model in a process of its own, so that vLLM can bind its
-            threads; beside the scheduler it saves an import of vLLM and a queue."""
+            """Theirs has the model in a process of its own; beside the scheduler, as in vLLM by
+            default, it saves an import of vLLM and a queue, and the plugin's figures of each
+            request reach it (`vllm_plugin/request_counts.py`)."""
             *arguments, vllm_config = super()._prepare_engine_config(callback_ctx)
-            if not config.serving.gpus_per_replica:
-                vllm_config.parallel_config.distributed_executor_backend = "uni"
+            use_one_process(vllm_config.parallel_config)
             return *arguments, vllm_config
 
     class Server(LLMServer):  # type: ignore[misc]
@@ -176,6 +176,13 @@ def _server(config: ServeConfig) -> Any:
     if resolve_model(config.model).is_local:  # nothing to download in a process of its own
         llm_config.get_or_create_callback().ctx.run_init_node = False
     return Server.sync_init(llm_config, engine_cls=Engine)
+
+
+def use_one_process(parallel: Any) -> None:
+    """Scheduler and worker in one, where there is one worker; several are vLLM's own processes
+    and share the GPUs that Ray gave to the replica."""
+    if parallel.world_size == 1:
+        parallel.distributed_executor_backend = "uni"
 
 
 def set_environment(config: ServeConfig) -> None:

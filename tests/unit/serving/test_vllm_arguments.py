@@ -97,6 +97,6 @@ def test_the_model_stands_at_the_top() -> None:
         arguments({"serving": {"vllm": {"model": "m"}}})
 
 
-def test_a_gpu_gets_vllms_own_executor_and_graphs() -> None:
+def test_a_gpu_gets_vllms_own_graphs() -> None:
     assert arguments({})["enforce_eager"] is True
     assert "enforce_eager" not in arguments({"serving": {"gpus_per_replica": 1}})

@@ -10,7 +10,7 @@ from hvd_ray.serving.api_error import from_failure
 from hvd_ray.serving.calls import Failure
 from hvd_ray.serving.relay import RelayCall
 from hvd_ray.serving.settings import HotSettings, serve_config
-from hvd_ray.serving.vllm_engine import VllmReplica
+from hvd_ray.serving.vllm_engine import VllmReplica, use_one_process
 
 
 @pytest.fixture
@@ -32,3 +32,11 @@ def test_without_its_engine_it_says_when_to_come_again(replica: VllmReplica) -> 
     error = from_failure(failure)
     assert (error.status, error.code) == (503, "engine_dead")
     assert error.headers() == {"Retry-After": "30"}
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, "uni"), (2, "mp")])
+def test_one_worker_shares_the_schedulers_process(workers: int, expected: str) -> None:
+    """With GPUs too: in another process the plugin's figures of a request would be lost."""
+    parallel = SimpleNamespace(world_size=workers, distributed_executor_backend="mp")
+    use_one_process(parallel)
+    assert parallel.distributed_executor_backend == expected
