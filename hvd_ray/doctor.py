@@ -224,8 +224,14 @@ _IMPORT_PROBES = (
     ),
     ImportProbe(
         "GPU",
-        "import torch; n = torch.cuda.device_count(); print('none; everything runs on the CPU' if"
-        " not n else ', '.join(torch.cuda.get_device_name(i) for i in range(n)))",
+        "import torch; from hvd_ray.provenance import nvidia_gpus;"
+        " n = torch.cuda.device_count() if torch.cuda.is_available() else 0;"
+        " there, cuda = ', '.join(nvidia_gpus()), torch.version.cuda;"
+        " why = f'its driver is too old for CUDA {cuda}' if cuda else 'torch is a build for CPUs';"
+        " assert n or not there, f'{there} is not used: {why}';"
+        " print('none; everything runs on the CPU' if not n else"
+        " ', '.join(torch.cuda.get_device_name(i) for i in range(n)))",
+        remedy="nvidia-smi; a build for CPUs: rm -r .venv && GPU=1 make setup",
         on_failure="warn",
     ),
 )

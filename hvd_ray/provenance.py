@@ -32,6 +32,8 @@ PACKAGES = (
     "pyarrow",
 )
 MASK = "***"
+NVIDIA = Path("/proc/driver/nvidia")
+"""Where NVIDIA's driver shows itself."""
 
 _SECRET_KEY = re.compile(r"token(?!izer|s\b|_)|password|passwd|secret|api_?key|credential", re.I)
 _URI_PASSWORD = re.compile(r"(?P<head>[a-z][a-z0-9+.-]*://[^/\s:@]*):[^/\s@]*@", re.I)
@@ -139,11 +141,25 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or "unknown"
 
 
+def nvidia_gpus() -> list[str]:
+    """The names of the GPUs that NVIDIA's driver knows, without a library of theirs."""
+    found = []
+    for path in sorted(NVIDIA.glob("gpus/*/information")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+        found += names[:1]
+    return found
+
+
 def _torch_facts() -> dict[str, Any]:
-    """Threads and device of torch where the process has loaded it; it is not loaded for this."""
+    """Threads and device of torch where the process has loaded it; it is not loaded for this.
+
+    Where it has not, other processes measured: with a torch for GPUs, on the one that is there.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
-        return {"device": "cpu", "torch_threads": None}
+        gpus = [] if _versions().get("torch", "+cpu").endswith("+cpu") else nvidia_gpus()
+        return {"device": gpus[0] if gpus else "cpu", "torch_threads": None}
     has_cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if has_cuda else "cpu"
     return {"device": device, "torch_threads": torch.get_num_threads()}

@@ -23,7 +23,7 @@ from typing import Any
 from hvd_ray.bench.engine_process import EngineProcess
 from hvd_ray.bench.plan import Question, Sampling, ask
 from hvd_ray.bench.stats import Work, paired_speedup
-from hvd_ray.bench.vllm_engines import Wave, engine_arguments, target_limits
+from hvd_ray.bench.vllm_engines import Wave, engine_arguments, memory_share, target_limits
 from hvd_ray.bench.workloads import load_shipped, select
 from hvd_ray.config import Config, load_config
 from hvd_ray.fetch import resolve_model
@@ -40,8 +40,9 @@ WITHOUT = {"VLLM_PLUGINS": ""}
 
 def engines_of(config: Config, wave: Wave) -> dict[str, EngineProcess]:
     """What is compared, by name."""
-    plain = engine_arguments("greedy", config, wave)
-    hybrid = engine_arguments("hvd_cost", config, wave)
+    shared = memory_share(4)
+    plain = engine_arguments("greedy", config, wave) | shared
+    hybrid = engine_arguments("hvd_cost", config, wave) | shared
     return {
         PLAIN: EngineProcess(plain, WITHOUT),
         AGAIN: EngineProcess(plain, WITHOUT),

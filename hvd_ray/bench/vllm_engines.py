@@ -31,6 +31,9 @@ MAX_DRAFT_TOKENS = 32
 """`num_speculative_tokens` of `suffix` and the hybrids."""
 MAX_MODEL_LEN = 4096
 """Prompt and answer of a request, in tokens; the longest prompts of the papers' sets fit."""
+GPU_KEY = "gpu_memory_utilization"
+GPU_SHARE = 0.9
+"""Of a GPU's memory, for all engines together."""
 _POLICIES = {"hvd_cost": "cost", "hvd_tau": "tau", "rule_score": "score", "rule_match": "match"}
 _JUDGED = frozenset({"hvd_cost", "hvd_tau"})
 """Policies that ask a predictor."""
@@ -108,6 +111,13 @@ def engine_arguments(system: str, config: Config, wave: Wave) -> dict[str, Any]:
     if system in HYBRIDS:
         base["additional_config"] = {"hvd": _section(system, config)}
     return base
+
+
+def memory_share(num_engines: int) -> dict[str, float]:
+    """What goes beside the arguments of engines that are loaded at the same time: their part of a
+    GPU, of which each would take nearly all. A CPU's engines take what VLLM_CPU_KVCACHE_SPACE says.
+    """
+    return {GPU_KEY: round(GPU_SHARE / num_engines, 3)}
 
 
 def _speculation(system: str, config: Config) -> dict[str, Any] | None:
@@ -189,11 +199,12 @@ def opened_engines(
             raise NotSupportedError(f"system {arm.system!r} with --engine vllm")
     if any(arm.cache == "warm" for arm in arms):
         raise NotSupportedError("--cache warm with --engine vllm; choose --cache cold")
+    shared = memory_share(len(arms))
     with ExitStack() as opened:
         engines: dict[str, Engine] = {}
         for arm in arms:
             progress.stage(f"starting vLLM for {arm.system}")
-            engine = open_engine(engine_arguments(arm.system, config, wave))
+            engine = open_engine(engine_arguments(arm.system, config, wave) | shared)
             opened.callback(engine.close)
             engine.start()
             engine.wait_ready()

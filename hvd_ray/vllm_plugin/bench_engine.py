@@ -72,16 +72,27 @@ def _say(lines: TextIO, answer: dict[str, Any]) -> None:
 
 def _start(arguments: dict[str, Any]) -> Any:
     from vllm import LLM
+    from vllm.platforms import current_platform
 
-    if "speculative_config" in arguments:  # vLLM refuses to measure what does not happen
-        arguments = arguments | {"per_request_spec_decode_metrics": "detailed"}
-    return LLM(
-        enforce_eager=True,
-        distributed_executor_backend="uni",
-        enable_prefix_caching=False,
-        disable_log_stats=True,
-        **arguments,
-    ).llm_engine
+    return LLM(**_settled(arguments, is_cpu=current_platform.is_cpu())).llm_engine
+
+
+def _settled(arguments: dict[str, Any], *, is_cpu: bool) -> dict[str, Any]:
+    """The arguments with what all engines of a comparison share.
+
+    A GPU runs CUDA graphs, as it does for its users; its engines share its memory.
+    """
+    own = dict(arguments)
+    if is_cpu:  # it would mean the machine's memory there
+        own.pop("gpu_memory_utilization", None)
+        own["enforce_eager"] = True
+    if "speculative_config" in own:  # vLLM refuses to measure what does not happen
+        own["per_request_spec_decode_metrics"] = "detailed"
+    return own | {
+        "distributed_executor_backend": "uni",
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+    }
 
 
 def _serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:

@@ -176,3 +176,21 @@ def test_a_quick_probe_needs_no_package(tmp_path: Path) -> None:
         check=True,
     )
     assert "python" in done.stdout
+
+
+def test_a_gpu_that_torch_does_not_use_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the packages for CPUs everything runs, slowly, and nothing else would say so."""
+    (tmp_path / "hvd_ray").mkdir()
+    (tmp_path / "hvd_ray" / "__init__.py").write_text("")
+    (tmp_path / "hvd_ray" / "provenance.py").write_text("nvidia_gpus = lambda: ['NVIDIA L40S']")
+    (tmp_path / "torch.py").write_text(
+        "class cuda:\n    is_available = lambda: False\nclass version:\n    cuda = None\n"
+    )
+    monkeypatch.chdir(tmp_path)  # before all other places that are looked in
+    probe = next(probe for probe in doctor._IMPORT_PROBES if probe.name == "GPU")
+    told = doctor._probe_import(probe)
+    assert told.status == "warn"
+    assert "NVIDIA L40S is not used: torch is a build for CPUs" in told.detail
+    assert "GPU=1 make setup" in told.remedy

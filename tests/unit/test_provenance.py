@@ -121,3 +121,17 @@ def test_no_heavy_package_is_imported_for_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("torch", "device"), [("2.13.0", "NVIDIA H200"), ("2.13.0+cpu", "cpu")])
+def test_what_other_processes_measured_was_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, device: str
+) -> None:
+    """vLLM's engines have processes of their own, and torch is not loaded in this one."""
+    card = tmp_path / "gpus" / "0000:01:00.0"
+    card.mkdir(parents=True)
+    (card / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 116\n")
+    monkeypatch.setattr(module, "NVIDIA", tmp_path)
+    monkeypatch.setattr(module, "_versions", lambda: {"torch": torch})
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert module._torch_facts() == {"device": device, "torch_threads": None}

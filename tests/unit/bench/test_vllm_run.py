@@ -130,6 +130,25 @@ def test_engines_are_ended_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(name for name, call in CALLS if call == "close") == ["greedy", "suffix"]
 
 
+def test_engines_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would take nearly all of it, and the second would not start."""
+    monkeypatch.setattr(vllm_engines, "engine_arguments", lambda system, *_: {"system": system})
+    shares: list[float] = []
+
+    def open_engine(arguments: dict[str, Any]) -> FakeEngine:
+        shares.append(arguments["gpu_memory_utilization"])
+        return FakeEngine(arguments["system"], PLAIN)
+
+    run_loads(
+        [Load(plan_of("ngram", "suffix"))],
+        Config(),
+        max_model_len=64,
+        progress=Silent(),
+        open_engine=open_engine,
+    )
+    assert shares == [0.3] * 3
+
+
 class Silent:
     def stage(self, text: str) -> None: ...
 
