@@ -54,9 +54,10 @@ def set_fast_cpu_defaults() -> None:
 
 
 def start_engine(model: Path, *, max_num_seqs: int, max_model_len: int, seed: int = 0) -> Any:
-    """vLLM's engine in this process, tuned for throughput on a CPU."""
+    """vLLM's engine in this process, tuned for throughput on a CPU; on a GPU with its graphs."""
     set_fast_cpu_defaults()
     from vllm import LLM
+    from vllm.platforms import current_platform
 
     return LLM(
         model=str(model),
@@ -66,7 +67,7 @@ def start_engine(model: Path, *, max_num_seqs: int, max_model_len: int, seed: in
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         seed=seed,
-        enforce_eager=True,
+        enforce_eager=current_platform.is_cpu(),
         distributed_executor_backend="uni",
         disable_log_stats=True,
     ).llm_engine
