@@ -38,6 +38,13 @@ def test_it_is_done_within_ten_minutes(tmp_path: Path) -> None:
     assert sum(part.limit_s for part in parts) < 600
 
 
+def test_in_vllm_nothing_is_sampled(tmp_path: Path) -> None:
+    """Some shipped prompts have a temperature; their outputs would differ, as they may."""
+    speed = next(part for part in gpu_check.parts(given(tmp_path)) if part.name == "speed")
+    at = speed.arguments.index("--temperature")
+    assert speed.arguments[at + 1] == "0"
+
+
 def test_its_commands_are_those_that_users_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
