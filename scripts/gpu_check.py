@@ -82,7 +82,7 @@ def parts(given: argparse.Namespace) -> Iterator[Part]:
         partial(judge_speed, is_exact=given.dtype == "float32"),
         lacking,
     )
-    compare = ("drafter", "compare", "--limit", "1", "--max-tokens", "48", "--json")
+    compare = ("drafter", "compare", "--limit", "2", "--max-tokens", "64", "--json")
     target = [s.removeprefix("model=") for s in settings if s.startswith("model=")]
     others = [s for s in settings if not s.startswith("model=")]
     named = ("--target", target[-1]) if target else ()
