@@ -370,16 +370,36 @@ def read_search(folder: Path) -> dict[str, Any]:
     """What a search has written into its folder, and how many layers its target has.
 
     Raises:
-        UserError: nothing readable is there.
+        UserError: nothing readable is there, or what another version wrote.
     """
     path = folder / RESULT
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _check_search(found)
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: no result of this version's `hvd slim search` (without {error}); search again"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: no result of `hvd slim search` ({error})") from None
-    if not isinstance(found, dict) or not {"best", "rows"} <= set(found):
-        raise UserError(f"{path}: no result of `hvd slim search`")
     return found | {"num_layers": read_slim(folder / SLIM).num_layers}
+
+
+def _check_search(found: Mapping[str, Any]) -> None:
+    """Touch what `frontier_curves` needs.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not there.
+    """
+    SublayerCosts(**found["provenance"]["sublayer_ms"])
+    if found["best"] not in [row["method"] for row in found["rows"]]:
+        raise ValueError(f"no row of the best method, {found['best']!r}")
+    for row in found["rows"]:
+        frozenset(row["skipped_attention"]), frozenset(row["skipped_mlp"])
+        float(row["skip_ratio"])
+        for point in row["curve"]:
+            for name in ("escalated", "wrong_rate", "speed_vs_full"):
+                float(point[name])
 
 
 def frontier_curves(

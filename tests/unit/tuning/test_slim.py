@@ -1,5 +1,6 @@
 """What a search for slim models takes, where it writes, what it says; the frontier of several."""
 
+import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from hvd_ray.errors import UserError
 from hvd_ray.pipelines.output import claimed
 from hvd_ray.traces.schema import Trace
 from hvd_ray.tuning import slim
-from hvd_ray.tuning.slim import SlimOptions, frontier_curves, warning_of
+from hvd_ray.tuning.slim import SlimOptions, frontier_curves, read_search, warning_of
 from hvd_ray.types import SamplingParams
 from hvd_ray.verify.slim_window import Recorded
 
@@ -134,3 +135,21 @@ def test_costs_are_those_of_the_first_search():
     first["provenance"]["sublayer_ms"]["fixed_ms"] = 8.0
     (point,) = frontier_curves([first, other])["ours, 50% skipped"]
     assert point["speed_vs_full"] == pytest.approx(0.9 / (0.75 + 0.5))
+
+
+@pytest.mark.parametrize("lacks", ["speed_vs_full", "skipped_mlp", "sublayer_ms", "rows", None])
+def test_a_result_of_another_version_is_refused_by_name(tmp_path, lacks):
+    slim = {"num_layers": 4, "skipped_attention": [1], "skipped_mlp": [1], "method": "dp"}
+    kept = {"model": "m", "figures": {}, "provenance": {}, "format_version": 1}
+    kept |= {"escalation": {"theta": [0.5], "escalated": [0.5]}}
+    (tmp_path / "slim.json").write_text(json.dumps(slim | kept))
+    found = search("dp", [1], 1.0)
+    places = (found, found["provenance"], found["rows"][0], found["rows"][0]["curve"][0])
+    for place in places:
+        place.pop(lacks, None)
+    (tmp_path / "search.json").write_text(json.dumps(found))
+    if lacks is None:
+        assert read_search(tmp_path)["num_layers"] == 4
+        return
+    with pytest.raises(UserError, match=rf"search.json: .*without '?{lacks}.*search again"):
+        read_search(tmp_path)
