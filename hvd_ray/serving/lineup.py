@@ -43,6 +43,11 @@ PREFERRED = ("hvd_cost", "suffix")
 """What `auto` is where nobody named a policy: the first of these that can be built."""
 
 
+def is_lesser(name: str, *, than: str) -> bool:
+    """Whether a policy that nobody named stands behind another such one."""
+    return PREFERRED.index(name) > PREFERRED.index(than)
+
+
 def resolve_configured(config: Config) -> Path:
     """The folder of the predictor that a configuration names, or of the target's champion.
 

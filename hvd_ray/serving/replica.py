@@ -27,7 +27,7 @@ from hvd_ray.serving.calls import (
     ReplicaFacts,
     ReplicaState,
 )
-from hvd_ray.serving.lineup import Lineup, Stage, line_up
+from hvd_ray.serving.lineup import Lineup, Stage, is_lesser, line_up
 from hvd_ray.serving.loop import DecodeLoop, LoopEndedError
 from hvd_ray.serving.settings import HotSettings, hot_settings
 from hvd_ray.serving.tasks import DecodeTask, ScoreTask
@@ -247,7 +247,7 @@ class Replica:
             try:
                 hot = hot_settings(tree)
                 folder = await asyncio.to_thread(self._stage.predictor_folder, hot.policy)
-                await self._line_up(hot)
+                self._take(await self._lined_up(hot))
             except UserError as error:
                 self.refuse(error)
                 return False
@@ -266,7 +266,9 @@ class Replica:
                     self._forgive()
                     return False
                 await asyncio.to_thread(self._check_found, folder)
-                await self._line_up(self._hot)
+                lineup = await self._lined_up(self._hot)
+                self._check_no_worse(lineup)
+                self._take(lineup)
             except UserError as error:
                 self.refuse(error)
                 self._poll_refusal = str(error)
@@ -287,6 +289,16 @@ class Replica:
         if folder is None or not self._stage.is_vacant(self._stage.config):
             raise UserError("the registry gives no champion any more, or cannot be reached")
 
+    def _check_no_worse(self, lineup: Lineup) -> None:
+        """A champion that is damaged, or of a kind that cannot decide, must not be what moves a
+        deployment without a policy of its own to a lesser one.
+
+        Raises:
+            UserError: the policy that serves cannot be had with it.
+        """
+        if not self._hot.is_policy_named and is_lesser(lineup.policy, than=self._lineup.policy):
+            raise UserError("; ".join(lineup.notes))
+
     def _forgive(self) -> None:
         """The registry names again what serves."""
         if self._refused is not None and self._refused == self._poll_refusal:
@@ -305,10 +317,12 @@ class Replica:
 
         self._polling = asyncio.get_running_loop().create_task(poll())
 
-    async def _line_up(self, hot: HotSettings) -> None:
-        lineup = await asyncio.to_thread(
+    async def _lined_up(self, hot: HotSettings) -> Lineup:
+        return await asyncio.to_thread(
             line_up, self._stage, hot.policy, is_named=hot.is_policy_named
         )
+
+    def _take(self, lineup: Lineup) -> None:
         self._lineup, self._refused = lineup, None
         _log.info("serving policy %s, predictor %s", lineup.policy, lineup.predictor)
 

@@ -315,6 +315,7 @@ class Registry:
     def __init__(self) -> None:
         self.champion: str | None = None
         self.is_corrupt = False
+        self.kind: Any = "survival"
 
     def resolve(self, config: Config) -> Path:  # noqa: ARG002
         if self.champion is None:
@@ -325,7 +326,7 @@ class Registry:
         folder = self.resolve(config)
         if self.is_corrupt:
             raise UserError(f"predictor {folder}: weights.safetensors is damaged")
-        return PayoffSource(random_predictor("survival"), f"champion {folder.name}", None)
+        return PayoffSource(random_predictor(self.kind), f"champion {folder.name}", None)
 
 
 def test_a_moved_alias_is_picked_up_and_a_corrupt_one_is_not() -> None:
@@ -353,6 +354,31 @@ def test_a_moved_alias_is_picked_up_and_a_corrupt_one_is_not() -> None:
         registry.champion = "v4"
         assert await replica.refresh()
         assert (await replica.state()).refused is None
+
+    asyncio.run(run())
+    replica.end()
+
+
+@pytest.mark.parametrize("kind", [None, "mlp"])
+def test_a_champion_that_cannot_decide_leaves_the_one_that_does(kind: Any) -> None:
+    """Nobody named a policy: `suffix` in place of hvd_cost is no change that anybody asked for."""
+    registry = Registry()
+    registry.champion = "v1"
+    sources = Sources(payoff=registry.find, costs=lambda _: COSTS, head=NO_SOURCES.head)
+    replica = make_replica({}, sources=sources, resolve=registry.resolve)
+
+    async def run() -> None:
+        registry.champion, registry.is_corrupt, registry.kind = "v2", kind is None, kind
+        assert not await replica.refresh()
+        state = await replica.state()
+        assert (state.policy, state.predictor) == ("hvd_cost", "champion v1")
+        assert ("damaged" if kind is None else "no survival curve") in (state.refused or "")
+        registry.champion, registry.is_corrupt = "v1", False
+        assert not await replica.refresh()
+        assert (await replica.state()).refused is None
+        registry.champion, registry.kind = "v3", "survival"
+        assert await replica.refresh()
+        assert (await replica.state()).predictor == "champion v3"
 
     asyncio.run(run())
     replica.end()
