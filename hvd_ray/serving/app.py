@@ -42,7 +42,7 @@ from hvd_ray.serving.settings import (
 if TYPE_CHECKING:
     from hvd_ray.serving.vllm_engine import VllmReplica
 
-ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+ROUTER = "hvd_ray.serving.ring.SessionRouter"
 FRONT_REQUESTS = 4096
 """More than any replica takes: it is the replicas that say when it is too much."""
 HEAD = "node:__internal_head__"

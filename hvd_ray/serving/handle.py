@@ -1,13 +1,14 @@
 """The replicas of a fleet as one backend, through a handle of Ray Serve.
 
-A conversation goes to its replica while that has room; a call that no event came of yet is sent
-again elsewhere when its replica is full or dies.
+A conversation goes to its replica while that has room; a call of whose answer nothing came yet is
+sent again elsewhere when its replica is full or dies.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,21 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from hvd_ray.serving.api_error import ApiError
-from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState, together
-from hvd_ray.serving.relay import RelayCall, RelayEvent
+from hvd_ray.serving.calls import (
+    Call,
+    Event,
+    Failure,
+    Opening,
+    Prompt,
+    ReplicaState,
+    together,
+)
+from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead
+from hvd_ray.serving.ring import place_of
 
 STATE_TIMEOUT_S = 10.0
 NUM_TRIES = 3
+"""Each at another replica, as far as there are so many."""
 
 _BUSY = Failure("busy", "all replicas are full; try again later")
 _GONE = Failure("dead", "the replica died; the request may be sent again")
@@ -35,38 +46,36 @@ class HandleBackend:
 
     async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
         """The events of a call; the last try's refusal is what the client gets."""
-        async with aclosing(self._somewhere("serve", call, _refusal_in)) as batches:
+        async with aclosing(self._somewhere("serve", call)) as batches:
             async for batch in batches:
                 yield batch if isinstance(batch, tuple) else (batch,)
 
     async def relay(self, call: RelayCall) -> AsyncIterator[RelayEvent | Failure]:
         """The answer of a replica that has endpoints of its own."""
-        async with aclosing(self._somewhere("relay", call, _refusal)) as events:
+        async with aclosing(self._somewhere("relay", call)) as events:
             async for event in events:
                 yield event
 
-    async def _somewhere(
-        self, method: str, call: Call | RelayCall, refusal: Callable[[Any], Failure | None]
-    ) -> AsyncGenerator[Any, None]:
+    async def _somewhere(self, method: str, call: Call | RelayCall) -> AsyncGenerator[Any, None]:
         """What the session's replica yields, or another's if that one is full or gone."""
-        session = call.session
+        session = call.session or secrets.token_hex(8)
         for attempt in range(NUM_TRIES):
-            has_begun, is_last = False, attempt == NUM_TRIES - 1
-            async with aclosing(self._try(method, call, session)) as stream:
-                async for item in stream:
-                    if refusal(item) is not None and not has_begun and not is_last:
-                        break
-                    has_begun = True
-                    yield item
-            if has_begun:
-                return
-            session = None  # anybody else
+            place = place_of(session, attempt)
+            async with aclosing(self._try(method, call, place)) as stream:
+                begun = await _beginning(stream)
+                is_refused = bool(begun) and _is_refusal(begun[-1])
+                if not is_refused or attempt == NUM_TRIES - 1:
+                    for item in begun:
+                        yield item
+                    async for item in stream:
+                        yield item
+                    return
 
     async def _try(
-        self, method: str, call: Call | RelayCall, session: str | None
+        self, method: str, call: Call | RelayCall, place: str
     ) -> AsyncGenerator[Any, None]:
-        options: dict[str, Any] = {} if session is None else {"session_id": session}
-        stream = self.handle.options(stream=True, method_name=method, **options).remote(call)
+        handle = self.handle.options(stream=True, method_name=method, session_id=place)
+        stream = handle.remote(call)
         try:
             async for item in stream:
                 yield item
@@ -132,11 +141,26 @@ class HandleBackend:
         return found
 
 
-def _refusal(item: object) -> Failure | None:
-    """A failure after which the call may be sent elsewhere."""
-    is_refusal = isinstance(item, Failure) and item.kind in ("busy", "dead")
-    return item if isinstance(item, Failure) and is_refusal else None
+async def _beginning(stream: AsyncIterator[Any]) -> list[Any]:
+    """Up to the first item that a client could be shown; of a call that is refused, that alone."""
+    begun: list[Any] = []
+    async for item in stream:
+        if _is_refusal(item):
+            return [item]
+        begun.append(item)
+        if not _is_preface(item):
+            break
+    return begun
 
 
-def _refusal_in(item: object) -> Failure | None:
-    return _refusal(item[0] if isinstance(item, tuple) else item)
+def _is_preface(item: object) -> bool:
+    """Whether it only says that an answer may follow: the client has seen nothing of it."""
+    if isinstance(item, tuple):
+        return all(isinstance(event, Opening) for event in item)
+    return isinstance(item, RelayHead)
+
+
+def _is_refusal(item: object) -> bool:
+    """Whether the call may be sent elsewhere."""
+    first = item[0] if isinstance(item, tuple) else item
+    return isinstance(first, Failure) and first.kind in ("busy", "dead")

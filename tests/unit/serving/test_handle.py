@@ -10,8 +10,9 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
 from hvd_ray.serving.api_error import ApiError
-from hvd_ray.serving.calls import Call, Failure, Piece, ReplicaFacts, ReplicaState
+from hvd_ray.serving.calls import Call, Failure, Opening, Piece, ReplicaFacts, ReplicaState
 from hvd_ray.serving.handle import NUM_TRIES, HandleBackend
+from hvd_ray.serving.relay import RelayCall, RelayHead
 
 PIECE = Piece(0, "a", (1,), finish_reason="stop")
 BUSY = Failure("busy", "full")
@@ -61,7 +62,7 @@ def answer(handle: FakeHandle) -> list[Any]:
 def test_a_session_goes_to_its_replica() -> None:
     handle = FakeHandle([(PIECE,)])
     assert answer(handle) == [PIECE]
-    assert handle.sessions == ["s"]
+    assert handle.sessions == ["s#0"]
     assert handle.streams[0].is_cancelled
 
 
@@ -69,7 +70,31 @@ def test_a_session_goes_to_its_replica() -> None:
 def test_a_refused_call_goes_elsewhere(refusal: Any) -> None:
     handle = FakeHandle([refusal], [(PIECE,)])
     assert answer(handle) == [PIECE]
-    assert handle.sessions == ["s", None]
+    assert handle.sessions == ["s#0", "s#1"]  # the next on the ring: never the same one again
+
+
+def test_a_death_before_the_first_token_goes_elsewhere() -> None:
+    """A prompt that was read and waits is no answer yet."""
+    opening = (Opening(0, 1),)
+    handle = FakeHandle([opening, ActorDiedError()], [opening, (PIECE,)])
+    assert answer(handle) == [Opening(0, 1), PIECE]
+    assert len(handle.sessions) == 2
+
+
+def test_a_prompt_that_is_only_read_is_an_answer() -> None:
+    assert answer(FakeHandle([(Opening(0, 1),)])) == [Opening(0, 1)]
+
+
+def test_a_death_between_head_and_body_goes_elsewhere() -> None:
+    """vLLM sends the head of a stream before its engine has looked at the request."""
+    head = RelayHead(200, "text/event-stream")
+    handle = FakeHandle([head, ActorDiedError()], [head, b"data: 1\n\n", b"data: 2\n\n"])
+
+    async def run() -> list[Any]:
+        backend = HandleBackend(handle)  # type: ignore[arg-type]
+        return [event async for event in backend.relay(RelayCall("POST", "/", {}))]
+
+    assert asyncio.run(run()) == [head, b"data: 1\n\n", b"data: 2\n\n"]
 
 
 def test_when_all_refuse_the_client_is_told_once() -> None:
