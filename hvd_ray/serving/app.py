@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hvd_ray.config import read_settings
+from hvd_ray.errors import UserError
 from hvd_ray.serving.auth import load_keys
 from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
 from hvd_ray.serving.front import Front
@@ -33,6 +34,7 @@ from hvd_ray.serving.relay import RelayCall, RelayEvent
 from hvd_ray.serving.replica import Replica
 from hvd_ray.serving.settings import (
     FRONT,
+    MOST_REQUESTS,
     REPLICA,
     ServeConfig,
     hot_settings,
@@ -43,8 +45,10 @@ if TYPE_CHECKING:
     from hvd_ray.serving.vllm_engine import VllmReplica
 
 ROUTER = "hvd_ray.serving.ring.SessionRouter"
-FRONT_REQUESTS = 4096
-"""More than any replica takes: it is the replicas that say when it is too much."""
+ONGOING_REQUESTS = 2 * MOST_REQUESTS
+"""More than any replica takes: the replicas, whose limit may change, say when it is too much."""
+QUEUED_REQUESTS = 1024
+"""That come together, or while no replica is there, and wait to be dealt out."""
 HEAD = "node:__internal_head__"
 """Ray's resource of the head: a worker node that is lost never takes the one front with it."""
 
@@ -221,7 +225,12 @@ class FrontDeployment:
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        self._limits = hot_settings(user_config).limits
+        """Limits; what the replicas refuse is theirs to tell, and would end the one front here."""
+        try:
+            self._limits = hot_settings(user_config).limits
+        except UserError as error:
+            _log.error("refused, the limits before stay: %s", error)
+            return
         if self._front is not None:
             self._front.limits = self._limits
 
@@ -238,7 +247,7 @@ def build(args: BuildArgs) -> serve.Application:
 def application(config: ServeConfig) -> serve.Application:
     """A front over replicas."""
     tree = config.lasting
-    serving, limits = config.serving, config.serving.limits
+    serving = config.serving
     scale: dict[str, Any] = {"num_replicas": serving.replicas}
     if serving.autoscaling is not None:
         scale = {
@@ -254,8 +263,8 @@ def application(config: ServeConfig) -> serve.Application:
             "num_cpus": serving.cpus_per_replica,
             "num_gpus": serving.gpus_per_replica,
         },
-        max_ongoing_requests=max(256, 4 * limits.max_requests),
-        max_queued_requests=limits.max_requests,
+        max_ongoing_requests=ONGOING_REQUESTS,
+        max_queued_requests=QUEUED_REQUESTS,
         user_config=config.hot,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         graceful_shutdown_timeout_s=serving.drain_s,
@@ -267,7 +276,7 @@ def application(config: ServeConfig) -> serve.Application:
     front = serve.deployment(
         name=FRONT,
         ray_actor_options={"num_cpus": 0, "resources": {HEAD: 0.001}},
-        max_ongoing_requests=FRONT_REQUESTS,
+        max_ongoing_requests=ONGOING_REQUESTS,
         user_config=config.hot,
         graceful_shutdown_timeout_s=serving.drain_s,
         graceful_shutdown_wait_loop_s=0.5,

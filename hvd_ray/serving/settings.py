@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hvd_ray.config import Config, PolicyConfig, Positive, validated
 from hvd_ray.errors import NotSupportedError
@@ -15,6 +15,8 @@ from hvd_ray.types import VerificationName
 
 FRONT, REPLICA = "Front", "Replica"
 """The deployments' names in Serve, which its YAML files use."""
+MOST_REQUESTS = 100_000
+"""That a replica can be told to take on."""
 LISTED_IN = "hvd_ray/serving/settings.py and hvd_ray/config.py"
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
@@ -28,7 +30,7 @@ class Limits(_Section):
 
     max_running: Annotated[int, Field(ge=1, le=1024)] = 4
     """Outputs that a replica decodes at once, step by step in turn (torch engine)."""
-    max_requests: Annotated[int, Field(ge=1, le=100_000)] = 64
+    max_requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] = 64
     """Requests on a replica, running and waiting; more get 429."""
     max_prompt_tokens: Positive | None = None
     """None: what the model's context holds."""
@@ -52,10 +54,19 @@ class HotSettings(_Section):
 
 
 class Autoscaling(_Section):
-    min_replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Not 0: health and metrics ask the replicas, and to ask where there is none starts one."""
     max_replicas: Annotated[int, Field(ge=1, le=1000)] = 2
     target_requests: Annotated[float, Field(gt=0)] = 4.0
     """Requests on a replica at which another one is started."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas={self.min_replicas} is more than max_replicas={self.max_replicas}"
+            )
+        return self
 
 
 class ServingConfig(_Section):

@@ -94,3 +94,15 @@ def test_only_what_lasts_restarts_the_replicas() -> None:
     assert arguments({"policy": {"name": "rule_match"}}) == arguments({})
     assert arguments({"serving": {"limits": {"max_running": 9}}}) == arguments({})
     assert arguments({"dtype": "float32"}) != arguments({})
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"min_replicas": 0}, "min_replicas"), ({"min_replicas": 3}, "min_replicas=3")],
+)
+def test_replicas_by_load_are_one_at_least_and_no_more_than_the_most(
+    given: dict[str, int], named: str
+) -> None:
+    """Health and metrics ask the replicas, and to ask where there is none would start one."""
+    with pytest.raises(UserError, match=named):
+        serve_config({"serving": {"autoscaling": given}})
