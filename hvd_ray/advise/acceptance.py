@@ -20,6 +20,8 @@ from hvd_ray.traces.schema import Trace
 from hvd_ray.types import Int32Array, Source, Step
 
 NO_HEAD = "none"
+MAX_CHAIN = 64
+"""As `drafting.eagle3.num_tokens`."""
 ASSUMED = MODEL_ACCEPTANCE
 """The prior of `hvd_cost`, 1.7 tokens a pass; the HVD paper's EAGLE-3 needs 571 passes for 1,000
 tokens, 1.75 a pass (2606.01019, Llama-3.1-8B)."""
@@ -66,10 +68,12 @@ def parse_acceptance(text: str) -> HeadAcceptance:
         chances = tuple(float(part) for part in text.split(","))
     except ValueError:
         chances = ()
-    if not chances or not all(0 <= chance < 1 for chance in chances):
+    is_usable = 1 <= len(chances) <= MAX_CHAIN and all(0 <= chance < 1 for chance in chances)
+    if not is_usable:
         raise UserError(
-            f"--eagle3 {text!r}: expected chances of acceptance by draft position such as "
-            f"0.6,0.5,0.4, a folder of `hvd traces collect --policy eagle3`, or {NO_HEAD}"
+            f"--eagle3 {text[:200]!r}: expected chances of acceptance by draft position such as "
+            f"0.6,0.5,0.4, {MAX_CHAIN} at most, a folder of `hvd traces collect --policy eagle3`, "
+            f"or {NO_HEAD}"
         )
     return HeadAcceptance(chances, f"assumed: --eagle3 {text}", is_assumed=True)
 

@@ -86,7 +86,7 @@ def test_measured_acceptance_counts_conditional_chances():
         measured_acceptance([[step(5, 5, Source.SUFFIX)]], basis="here")
 
 
-@pytest.mark.parametrize("text", ["", "high", "0.5,1.2", "0.5,-1"])
+@pytest.mark.parametrize("text", ["", "high", "0.5,1.2", "0.5,-1", ",".join(["0.5"] * 65)])
 def test_what_is_no_chance_is_refused(text):
     with pytest.raises(UserError, match="--eagle3"):
         parse_acceptance(text)
