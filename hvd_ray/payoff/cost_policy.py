@@ -22,9 +22,12 @@ from hvd_ray.types import Decision, Draft, Float32Array, Source, Step
 # Shapes: K draft length, R rows of a target pass.
 
 _MAX_ROWS = 130
+"""Twice the longest draft that is ever judged: a survival curve and a chain end at 64 tokens."""
 PRIOR_CYCLES = 8
+"""What the prior weighs: plain cycles in the rate, tries at each position of a chain."""
 MODEL_ACCEPTANCE = (0.45, 0.4, 0.4, 0.35)
 PRIOR_TOKENS = 12.0
+"""Tokens foretold and accepted that the correction starts from."""
 CORRECTION_BOUNDS = (0.5, 1.5)
 
 
