@@ -157,7 +157,7 @@ class Front:
             raise bad_request("stream_options: needs stream to be true", "stream_options")
         answer_id = body.request_id or request_id_of(request)
         shape: Shape = shape_class(body, answer_id=answer_id, model=self.facts.model)
-        session = session_of(body, tenant=tenant, header=request.headers.get("x-session-id"))
+        session = session_of(vars(body), tenant=tenant, header=request.headers.get("x-session-id"))
         call = shape.call(
             request_id=_own_id(answer_id),
             tenant=tenant,

@@ -26,7 +26,7 @@ from hvd_ray.serving.front import Front, request_id_of
 from hvd_ray.serving.openapi import description
 from hvd_ray.serving.protocol import MAX_MESSAGES, read_object
 from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead
-from hvd_ray.serving.sessions import session_key
+from hvd_ray.serving.sessions import session_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -118,13 +118,12 @@ class RelayFront(Front):
         tenant = self._tenant(request)
         given = read_object(await self._read(request))
         body = self._checked(given, path, tenant)
-        word = request.headers.get("x-session-id") or given.get("session_id") or given.get("user")
         call = RelayCall(
             "POST",
             path,
             {**_ASKED_HEADERS, "x-request-id": request_id_of(request)},
             _written(body),
-            session=session_key(tenant, str(word)) if word else None,
+            session=session_of(given, tenant=tenant, header=request.headers.get("x-session-id")),
             limit_s=self._time_left_s(request),
         )
         return await self._answer_with(request, call)
@@ -166,10 +165,11 @@ class RelayFront(Front):
             body["vllm_xargs"] = {**given, "hvd": mode}
 
     async def _answer_with(self, request: Request, call: RelayCall) -> Response:
+        deadline_s = asyncio.get_running_loop().time() + call.limit_s
         events = self._relays.relay(call)
         known = (self.fields or {}).get(call.path, frozenset())
         try:
-            opening = _opening(events, call.limit_s, known)
+            opening = _opening(events, deadline_s, known)
             head, first = await unless_gone(request, self.metrics, opening)
         except TimeoutError:
             await events.aclose()  # type: ignore[attr-defined]
@@ -179,7 +179,7 @@ class RelayFront(Front):
             await events.aclose()  # type: ignore[attr-defined]
             raise
         headers = {"X-Request-Id": request_id_of(request), "Cache-Control": "no-store"}
-        parts = _parts(first, events, asyncio.get_running_loop().time() + call.limit_s)
+        parts = self._parts(first, events, deadline_s)
         if head.status >= 400:
             parts = _openai_shaped(parts, head.status, known)
             self.metrics.rejected(head.status)
@@ -187,9 +187,51 @@ class RelayFront(Front):
             parts, status_code=head.status, media_type=head.content_type, headers=headers
         )
 
+    async def _parts(
+        self, first: bytes, events: AsyncIterator[RelayEvent | Failure], deadline_s: float
+    ) -> AsyncIterator[bytes]:
+        """The body as it comes; a failure or the end of the time is the stream's last word."""
+        has_left = True
+        try:
+            async for part in _in_time(first, events, deadline_s):
+                yield _with_our_error(part)
+            has_left = False
+        except ApiError as error:
+            has_left = False
+            self.metrics.rejected(error.status)
+            yield f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n".encode()
+        finally:
+            if has_left:
+                self.metrics.disconnected()
+            await events.aclose()  # type: ignore[attr-defined]
+
+
+async def _in_time(
+    first: bytes, events: AsyncIterator[RelayEvent | Failure], deadline_s: float
+) -> AsyncIterator[bytes]:
+    """The body's parts.
+
+    Raises:
+        ApiError: the replica has failed, or the time is over.
+    """
+    if first:
+        yield first
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                event = await anext(events, None)
+        except TimeoutError:
+            raise ApiError(408, "the request took too long", code="timeout") from None
+        if isinstance(event, Failure):
+            raise from_failure(event)
+        if event is None:
+            return
+        assert isinstance(event, bytes)
+        yield event
+
 
 async def _opening(
-    events: AsyncIterator[RelayEvent | Failure], limit_s: float, known: frozenset[str]
+    events: AsyncIterator[RelayEvent | Failure], deadline_s: float, known: frozenset[str]
 ) -> tuple[RelayHead, bytes]:
     """How an answer begins, with the body's first part if it is a stream.
 
@@ -201,7 +243,7 @@ async def _opening(
             the replica has failed.
         TimeoutError: it took too long.
     """
-    async with asyncio.timeout(limit_s):
+    async with asyncio.timeout_at(deadline_s):
         head = await anext(events)
         if isinstance(head, Failure):
             raise from_failure(head)
@@ -234,33 +276,6 @@ def _written(body: dict[str, Any]) -> bytes:
         return json.dumps(body, allow_nan=False).encode()
     except RecursionError:  # one level more than what could just be read
         raise bad_request("the body is nested too deeply") from None
-
-
-async def _parts(
-    first: bytes, events: AsyncIterator[RelayEvent | Failure], deadline_s: float
-) -> AsyncIterator[bytes]:
-    """The body as it comes; a failure or the end of the time becomes the stream's last words."""
-    try:
-        if first:
-            yield _with_our_error(first)
-        while True:
-            async with asyncio.timeout_at(deadline_s):
-                event = await anext(events)
-            if isinstance(event, Failure):
-                yield _last_words(from_failure(event))
-                return
-            assert isinstance(event, bytes)
-            yield _with_our_error(event)
-    except StopAsyncIteration:
-        return
-    except TimeoutError:
-        yield _last_words(ApiError(408, "the request took too long", code="timeout"))
-    finally:
-        await events.aclose()  # type: ignore[attr-defined]
-
-
-def _last_words(error: ApiError) -> bytes:
-    return f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n".encode()
 
 
 def _with_our_error(part: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -12,15 +13,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from hvd_ray.serving.auth import ApiKeys
 from hvd_ray.serving.calls import Failure, ReplicaFacts, ReplicaState
-from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, relayed
+from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, _scope, relayed
 from hvd_ray.serving.relay_front import RelayFront, _with_our_error, scope_salt
 from hvd_ray.serving.settings import Limits
 
 FACTS = ReplicaFacts("m", "/m", "vllm", "bfloat16", 512, ("auto", "off"))
 KNOWN = frozenset({"model", "prompt", "stream", "cache_salt", "vllm_xargs", "user", "tools"})
+CALL = RelayCall(
+    "POST", "/v1/completions", {"content-type": "application/json"}, b'{"stream": true}'
+)
+HOST = (b"host", b"127.0.0.1")
+TEXT = {"type": "text", "text": "hello"}
 KEYS = ApiKeys(((b"k" * 32, "alice"), (b"o" * 32, "bob")))
 
 
@@ -52,15 +59,18 @@ class Upstream:
             return StreamingResponse(self._dies(), media_type="text/event-stream")
         if body.get("prompt") == "slow":
             await asyncio.sleep(60)
+        if body.get("prompt") == "late":
+            await asyncio.sleep(0.3)
+            return StreamingResponse(self._chunks(pause_s=0.04), media_type="text/event-stream")
         if body.get("stream"):
             return StreamingResponse(self._chunks(), media_type="text/event-stream")
         return JSONResponse(body)
 
-    async def _chunks(self) -> AsyncIterator[str]:
+    async def _chunks(self, pause_s: float = 0.0) -> AsyncIterator[str]:
         try:
             for number in range(10**6):
                 yield f"data: {number}\n\n"
-                await asyncio.sleep(0)
+                await asyncio.sleep(pause_s)
         finally:
             self.left.set()
 
@@ -79,6 +89,7 @@ class Upstream:
         return Starlette(
             routes=[
                 Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/v1/chat/completions", self.completions, methods=["POST"]),
                 Route("/metrics", self.metrics),
             ]
         )
@@ -88,8 +99,10 @@ class Backend:
     def __init__(self, upstream: Upstream) -> None:
         self._app = upstream.app()
         self.is_full = False
+        self.sessions: list[str | None] = []
 
     async def relay(self, call: RelayCall) -> AsyncIterator[RelayEvent | Failure]:
+        self.sessions.append(call.session)
         if self.is_full:
             yield Failure("busy", "full")
             return
@@ -118,7 +131,7 @@ def client(backend: Backend) -> Iterator[TestClient]:
         backend,  # type: ignore[arg-type]
         FACTS,
         limits=Limits(request_timeout_s=0.5),
-        fields={"/v1/completions": KNOWN},
+        fields={"/v1/completions": KNOWN, "/v1/chat/completions": frozenset({"messages"})},
         has_plugin=True,
     )
     with TestClient(
@@ -238,6 +251,67 @@ def test_full_is_429_and_slow_is_408(client: TestClient, backend: Backend) -> No
     answer = ask(client)
     assert answer.status_code == 429
     assert answer.headers["retry-after"]
+
+
+def counted(client: TestClient, name: str) -> float:
+    found = re.findall(
+        rf"^hvd_{name}_total{{.*}} (\S+)$", client.get("/metrics").text, re.MULTILINE
+    )
+    return sum(map(float, found))
+
+
+def test_the_time_limit_is_one_for_the_wait_and_the_answer(client: TestClient) -> None:
+    answer = ask(client, prompt="late", stream=True)
+    *events, last, _ = answer.text.strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
+    assert 1 <= len(events) <= 6, "0.2 of 0.5 s were left when the answer began"
+    assert counted(client, "rejected_requests") == 1
+
+
+def test_who_leaves_a_stream_is_counted(backend: Backend) -> None:
+    front = RelayFront(backend, FACTS, fields={"/v1/completions": KNOWN})  # type: ignore[arg-type]
+
+    async def run() -> None:
+        messages = iter([{"type": "http.request", "body": CALL.body}])
+        has_begun = asyncio.Event()
+
+        async def receive() -> Message:
+            for message in messages:
+                return message
+            await has_begun.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if message.get("body"):
+                has_begun.set()
+
+        scope = {**_scope(CALL), "headers": [(b"content-type", b"application/json"), HOST]}
+        await front.app()(scope, receive, send)
+
+    asyncio.run(run())
+    with TestClient(front.app(), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client:
+        assert counted(client, "client_disconnects") == 1
+        ask(client)
+        assert counted(client, "client_disconnects") == 1
+
+
+def test_a_conversation_stays_with_its_replica(client: TestClient, backend: Backend) -> None:
+    """By its beginning, where nothing names it: the caches of the others do not know it."""
+    turns = [{"role": "system", "content": "be kind"}, {"role": "user", "content": [TEXT]}]
+    later = [*turns, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "and?"}]
+    for messages in (turns, later, [{"role": "user", "content": "goodbye"}]):
+        client.post("/v1/chat/completions", json={"messages": messages})
+    first, second, other = backend.sessions
+    assert first == second != other
+    for body in ({"prompt": "abc"}, {"prompt": ["abc"]}, {"prompt": [1, 2]}, {"prompt": [[1, 2]]},
+                 {"prompt": [1, 2, 3]}, {"prompt": "x" * 600}, {"prompt": "x" * 700},
+                 {"prompt": 7}, {"prompt": []}, {"user": "abc"}):  # fmt: skip
+        ask(client, **body)
+    text, texts, ids, list_of_ids, more_ids, long, longer, *_, named = backend.sessions[3:]
+    assert text == texts != ids == list_of_ids != more_ids
+    assert long == longer
+    assert named not in (text, other)
+    assert all(backend.sessions)
 
 
 def test_many_messages_are_refused_before_vllm_renders_them(backend: Backend) -> None:

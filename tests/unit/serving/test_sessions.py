@@ -13,7 +13,7 @@ def chat(*turns: str, **extra: Any) -> ChatRequest:
 
 
 def session(body: Any, *, tenant: str = "t", header: str | None = None) -> str:
-    return session_of(body, tenant=tenant, header=header)
+    return session_of(vars(body), tenant=tenant, header=header)
 
 
 def test_later_turns_stay_with_the_conversation() -> None:
