@@ -234,6 +234,11 @@ class FrontDeployment:
         if self._front is not None:
             self._front.limits = self._limits
 
+    async def finish(self) -> None:
+        """Take nothing on any more; returns when everything that came before has its answer."""
+        if self._front is not None:
+            await self._front.gate.close()
+
 
 def build(args: BuildArgs) -> serve.Application:
     """The application of these settings.

@@ -19,7 +19,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, request_response
+from starlette.types import ASGIApp
 
 from hvd_ray import __version__
 from hvd_ray.serving.api_error import ApiError, bad_request, from_failure
@@ -33,6 +34,7 @@ from hvd_ray.serving.calls import (
     ReplicaState,
 )
 from hvd_ray.serving.exchange import Exchange, RequestLog
+from hvd_ray.serving.gate import Gate
 from hvd_ray.serving.metrics import FrontMetrics
 from hvd_ray.serving.openapi import description
 from hvd_ray.serving.page import page_response
@@ -52,6 +54,8 @@ from hvd_ray.serving.tally import Tally
 
 _log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+STATE_WAIT_S = 5.0
+"""For the replicas' figures; Prometheus gives a scrape ten seconds."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -86,6 +90,8 @@ class Front:
     keys: ApiKeys = field(default_factory=ApiKeys)
     limits: Limits = field(default_factory=Limits)
     """May be replaced while serving."""
+    gate: Gate = field(default_factory=Gate)
+    """Closed when the server is about to end."""
     metrics: FrontMetrics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,9 +127,15 @@ class Front:
             "/ui/state": self.ui_state,
         }
         return [
-            *(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
+            *(
+                Route(path, self._gated(handler), methods=["POST"])
+                for path, handler in posts.items()
+            ),
             *(Route(path, self._near(handler), methods=["GET"]) for path, handler in gets.items()),
         ]
+
+    def _gated(self, handler: Handler) -> ASGIApp:
+        return self.gate.guarding(request_response(handler))
 
     def _near(self, handler: Handler) -> Handler:
         """What is open to everybody with keys is this machine's own without them: else a page
@@ -205,6 +217,7 @@ class Front:
     # -- about the server ------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
+        self.gate.refuse_if_closed()
         state = await self.backend.state()
         if not state.is_alive:
             message = "the decoding thread has stopped"
@@ -218,8 +231,16 @@ class Front:
         return JSONResponse(description())
 
     async def show_metrics(self, request: Request) -> Response:  # noqa: ARG002
-        text = self.metrics.exposition(await self.backend.state())
+        text = self.metrics.exposition(await self._state_soon())
         return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def _state_soon(self) -> ReplicaState | None:
+        """None where no replica answers before whoever scrapes gives up."""
+        try:
+            async with asyncio.timeout(STATE_WAIT_S):
+                return await self.backend.state()
+        except (ApiError, TimeoutError):
+            return None
 
     async def models(self, request: Request) -> Response:
         self._tenant(request)

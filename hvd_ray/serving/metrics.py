@@ -110,8 +110,16 @@ class FrontMetrics:
     def disconnected(self) -> None:
         self._disconnects.labels(**self._model).inc()
 
-    def exposition(self, state: ReplicaState) -> bytes:
-        """The text that Prometheus scrapes, with how the replica is doing now."""
+    def exposition(self, state: ReplicaState | None) -> bytes:
+        """The text that Prometheus scrapes, with how the replicas are doing now; None: none is."""
+        if state is None:
+            for gauge in (self._running, self._waiting, self._is_alive):
+                gauge.labels(**self._model).set(0)
+        else:
+            self._note(state)
+        return generate_latest(self.registry)
+
+    def _note(self, state: ReplicaState) -> None:
         self._running.labels(**self._model).set(state.num_running)
         self._waiting.labels(**self._model).set(state.num_waiting)
         self._cached.labels(**self._model).set(state.num_cached_tokens)
@@ -123,7 +131,6 @@ class FrontMetrics:
             self._missed.labels(**labels).set(audited.num_missed)
             self._miss_rate_upper.labels(**labels).set(audited.miss_rate_upper)
             self._trusting.labels(**labels).set(audited.num_trusting)
-        return generate_latest(self.registry)
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         counter = Counter(name, about, [*self._model, *labels], registry=self.registry)

@@ -67,4 +67,5 @@ async def mirror_for_ever(front: Any, seconds: float = SECONDS) -> None:
             front.metrics.exposition(await front.backend.state())
         except ApiError as error:
             _log.info("the state of the replicas is not known now: %s", error.message)
+            front.metrics.exposition(None)
         mirror.update(front.metrics.registry)

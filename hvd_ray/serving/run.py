@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
@@ -30,6 +32,7 @@ FEW_THREADS = {
 }
 """Settings of Serve's for a Ray of our own: our deployments do not block the loop that they run in
 once they serve, and on few cores each hop to another thread waits for one."""
+_log = logging.getLogger(__name__)
 _CAUSE = re.compile(r"(?:UserError|NotSupportedError): (.+)")
 
 
@@ -89,17 +92,50 @@ def serving(
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        is_hurried = False
         try:
             _start(host, port)
             deploy(config)
             with _token_file() if has_dashboard else nullcontext() as token_file:
                 yield Served(host, port, _log_folder(ray), _dashboard(ray), token_file)
+            try:
+                _finish(config.serving.drain_s)
+            except KeyboardInterrupt:
+                is_hurried = True
+                raise
         finally:
             # Ray prints there, in colours, that a task has failed: Serve's controller, which ends.
             ending.enter_context(redirect_stdout(StringIO()))
-            serve.delete(APP)  # waits until what is under way has ended, `drain_s` at most
-            if is_own:
-                serve.shutdown()
+            if not is_own:
+                serve.delete(APP, _blocking=not is_hurried)
+            elif not is_hurried:
+                serve.shutdown()  # ends the proxy at once, so that no 404 of Serve's is seen
+
+
+def _finish(limit_s: float) -> None:
+    """Have the front refuse what comes from now on, and wait for what it has taken on.
+
+    Deleting the application lets that end, too, but answers everybody else with Serve's own 404,
+    which no client tries again.
+    """
+    loop = asyncio.new_event_loop()  # what handles of Serve's listen with outlives them in it
+    threading.Thread(target=loop.run_forever, name="finish", daemon=True).start()
+    asyncio.run_coroutine_threadsafe(_finished(limit_s), loop).result()
+
+
+async def _finished(limit_s: float) -> None:
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.context import _get_global_client
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        async with asyncio.timeout(limit_s):
+            await serve.get_app_handle(APP).finish.remote()
+    except (TimeoutError, RayError, RayServeException) as error:
+        _log.warning("not everything that was under way has ended: %r", error)
+    finally:  # Serve would end the handle from another thread than its own
+        await _get_global_client().shutdown_cached_handles_async()
 
 
 def _start(host: str, port: int) -> None:
@@ -132,7 +168,7 @@ def _num_replicas(config: ServeConfig) -> int:
 def deploy(config: ServeConfig) -> None:
     """Bring these settings to a running Serve, as `serve deploy` does with a file.
 
-    What changes `user_config` alone restarts nothing.
+    What changes `user_config` alone restarts nothing, and other applications stay as they are.
 
     Raises:
         UserError: they cannot be deployed; what was served before is served on.
@@ -140,9 +176,28 @@ def deploy(config: ServeConfig) -> None:
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
 
-    schema = ServeDeploySchema.model_validate(deploy_tree(config, app=APP))
-    _get_global_client().deploy_apps(schema)
+    client = _get_global_client()
+    tree = deploy_tree(config, app=APP)
+    tree["applications"] += _others(client.get_serve_details())
+    client.deploy_apps(ServeDeploySchema.model_validate(tree))
     _wait_until_running()
+
+
+def _others(details: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Applications that settings brought here before: Serve deletes those that are not named again.
+
+    Raises:
+        UserError: one of them has our route.
+    """
+    known = [app["deployed_app_config"] for app in details.get("applications", {}).values()]
+    others = [config for config in known if config is not None and config["name"] != APP]
+    for config in others:
+        if config.get("route_prefix", "/") == "/":
+            raise UserError(
+                f"the cluster serves the application {config['name']!r} at / already; take it away "
+                "first, or unset RAY_ADDRESS to serve on this machine alone"
+            )
+    return others
 
 
 def _wait_until_running() -> None:

@@ -113,6 +113,20 @@ def asking_on(places: Any) -> Iterator[list[int]]:
     asking.join(60)
 
 
+def check_newcomers_are_told_to_come_again(places: Any, asking: threading.Thread) -> None:
+    """As long as an answer is under way a server that ends speaks for itself, not Serve for it."""
+    health = places["metrics"].replace("/metrics", "/health")
+    while (alive := httpx.get(health, timeout=30)).status_code == 200:
+        time.sleep(0.02)
+    body = {"prompt": "name the", "max_tokens": 1}
+    refused = httpx.post(places["api"] + "/completions", json=body, timeout=30)
+    assert asking.is_alive(), "the answer was over before anybody else asked"
+    for answer in (alive, refused):
+        assert answer.status_code == 503, answer.text
+        assert answer.headers["retry-after"] == "5"
+        assert answer.json()["error"]["code"] == "shutting_down"
+
+
 def test_it_serves_changes_and_finishes(server: Any) -> None:
     process, places, file = server
     assert Path(places["logs"]).is_dir()
@@ -132,7 +146,7 @@ def test_it_serves_changes_and_finishes(server: Any) -> None:
         await_state(places, lambda found: found["policy"] == "suffix" and found["num_alive"] == 2)
     assert set(statuses) == {200}, "an update lost a request"
 
-    body = {"prompt": "name the", "max_tokens": 600, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": "name the", "max_tokens": 1_500, "temperature": 0, "ignore_eos": True}
     answers: list[Any] = []
     url = places["api"] + "/completions"
     asking = threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=90)))
@@ -140,10 +154,11 @@ def test_it_serves_changes_and_finishes(server: Any) -> None:
     while not state(places)["num_running"]:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
+    check_newcomers_are_told_to_come_again(places, asking)
     asking.join(120)
     _, told = process.communicate(timeout=120)
     assert answers[0].status_code == 200, answers[0].text
-    assert answers[0].json()["usage"]["completion_tokens"] == 600
+    assert answers[0].json()["usage"]["completion_tokens"] == 1_500
     assert process.returncode == 0, told
     assert "settings read again" in told
     assert told.strip().endswith("ended")

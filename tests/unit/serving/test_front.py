@@ -5,11 +5,13 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from hvd_ray.engines.toy import ToyCodec, ToyEngine
-from hvd_ray.serving.calls import Call, Event, Failure, Piece
+from hvd_ray.serving.api_error import ApiError
+from hvd_ray.serving.calls import Call, Event, Failure, Piece, ReplicaState
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.replica import Replica
 from hvd_ray.serving.settings import Limits
@@ -455,6 +457,56 @@ def test_logs_name_requests_and_hold_no_text(
     assert "prompt_tokens=15 output_tokens=24" in caplog.text
     assert secret not in caplog.text
     assert answer.json()["choices"][0]["text"] not in caplog.text
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_metrics_are_there_when_no_replica_is(
+    is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the front refuses meanwhile is what one wants to see; so is the zero."""
+    monkeypatch.setattr("hvd_ray.serving.front.STATE_WAIT_S", 0.01)
+    replica = make_replica()
+
+    class Gone:
+        async def state(self) -> ReplicaState:
+            if is_slow:
+                await asyncio.sleep(3600)
+            raise ApiError(503, "no replica answers", code="no_replica", retry_after_s=5)
+
+    front = Front(Gone(), replica.facts)  # type: ignore[arg-type]
+    with TestClient(front.app(), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client:
+        client.post("/v1/completions", json={"foo": 1})
+        text = client.get("/metrics").text
+    replica.end()
+    assert 'hvd_replicas_alive{engine="0",model_name="toy"} 0.0' in text
+    assert 'hvd_rejected_requests_total{engine="0",model_name="toy",status="400"} 1.0' in text
+
+
+def test_a_server_that_ends_finishes_what_it_has_and_refuses_the_rest() -> None:
+    async def run() -> None:
+        replica = make_replica()
+        front = Front(replica, replica.facts)
+        transport = httpx.ASGITransport(front.app(), client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            asking = asyncio.create_task(
+                client.post("/v1/completions", json={"prompt": "badge", "max_tokens": 200})
+            )
+            while not front.gate.num_inside:
+                await asyncio.sleep(0)
+            closing = asyncio.create_task(front.gate.close())
+            await asyncio.sleep(0)
+            refused = await client.post("/v1/completions", json={"prompt": "badge"})
+            for answer in (refused, await client.get("/health")):
+                assert answer.status_code == 503
+                assert answer.headers["retry-after"] == "5"
+                assert answer.json()["error"]["code"] == "shutting_down"
+            assert (await client.get("/metrics")).status_code == 200
+            assert not closing.done()
+            assert (await asking).status_code == 200
+            await asyncio.wait_for(closing, 5)
+        replica.end()
+
+    asyncio.run(run())
 
 
 class Silent:
