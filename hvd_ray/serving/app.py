@@ -156,12 +156,27 @@ class VllmDeployment:
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it once before the first request, and when `user_config` has changed."""
+        kept = _kept(self._config)
+        if self._replica is None:
+            self._replica = await self._opened(user_config, kept)
+        elif await self._replica.reconfigure(user_config):
+            kept.keep(user_config)
+
+    async def _opened(self, user_config: dict[str, Any], kept: KeptSettings) -> "VllmReplica":
+        """A replica with these settings or, where they cannot be had, those that held last."""
         from hvd_ray.serving.vllm_engine import VllmReplica
 
-        if self._replica is None:
-            self._replica = await VllmReplica.open(self._config, hot_settings(user_config))
+        try:
+            replica = await VllmReplica.open(self._config, hot_settings(user_config))
+        except UserError as error:
+            last = kept.last()
+            if last is None:
+                raise
+            replica = await VllmReplica.open(self._config, hot_settings(last))
+            replica.refuse(error)
         else:
-            await self._replica.reconfigure(user_config)
+            kept.keep(user_config)
+        return replica
 
     async def relay(self, call: RelayCall) -> AsyncIterator[RelayEvent | Failure]:
         async with aclosing(self._served.relay(call)) as events:

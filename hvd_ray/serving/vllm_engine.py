@@ -127,14 +127,20 @@ class VllmReplica:
         try:
             hot = hot_settings(tree)
         except UserError as error:
-            self._refused = str(error)
+            self.refuse(error)
             return False
         if hot.policy != self._hot.policy:
-            self._refused = "policy: fixed for the life of a vLLM engine; only limits can change"
-            _log.error("settings refused, the old ones stay: %s", self._refused)
+            self.refuse(
+                UserError("policy: fixed for the life of a vLLM engine; only limits change")
+            )
             return False
         self._hot, self._refused = hot, None
         return True
+
+    def refuse(self, error: UserError) -> None:
+        """Note that the latest settings do not hold, and why."""
+        self._refused = str(error)
+        _log.error("settings refused, the old ones stay: %s", error)
 
 
 def _llm_config(config: ServeConfig, arguments: Mapping[str, Any]) -> Any:
