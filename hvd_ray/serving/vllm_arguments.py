@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.serving.calls import MODES, Mode
-from hvd_ray.serving.settings import ServeConfig
+from hvd_ray.serving.settings import Limits, ServeConfig
 from hvd_ray.shipped import shipped_folder
 from hvd_ray.systems import head_folder
 from hvd_ray.vllm_plugin.options import OWN_PAYOFF, POLICIES, SECTION
@@ -16,6 +17,12 @@ MAX_DRAFT = 32
 """The most tokens of one draft: vLLM's scheduler keeps room for them in every step."""
 TOOL_PARSER = "hermes"
 """What many small models were trained to write: JSON between `<tool_call>` tags."""
+_LIMITS_OF_THEIRS: Mapping[str, str] = MappingProxyType(
+    {
+        "max_prompt_tokens": "serving.vllm.max_model_len, for prompt and answer together,",
+        "max_output_tokens": "serving.vllm.override_generation_config.max_new_tokens={}",
+    }
+)
 TEMPLATE = "tools.jinja"
 """A chat template that shows tools, for a model whose own one does not."""
 
@@ -26,6 +33,7 @@ def engine_arguments(config: ServeConfig) -> dict[str, Any]:
     Raises:
         UserError: a setting cannot be had with this engine.
     """
+    refuse_limits(config.serving.limits)
     given = dict(config.serving.vllm)
     if "model" in given:
         raise UserError("serving.vllm.model: name the model with model=, at the top")
@@ -44,6 +52,19 @@ def engine_arguments(config: ServeConfig) -> dict[str, Any]:
         _refuse_processors(arguments)
         arguments.setdefault("per_request_spec_decode_metrics", "summary")
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def refuse_limits(limits: Limits) -> None:
+    """Refuse limits that only our own endpoints keep.
+
+    Raises:
+        NotSupportedError: one is given; says how vLLM has it.
+    """
+    for name, theirs in _LIMITS_OF_THEIRS.items():
+        if (most := getattr(limits, name)) is not None:
+            raise NotSupportedError(
+                f"serving.limits.{name} with vLLM; give {theirs.format(most)} instead"
+            )
 
 
 def _refuse_processors(arguments: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from hvd_ray.serving.vllm_arguments import (
     engine_arguments,
     policy_name,
     policy_notes,
+    refuse_limits,
     served_modes,
 )
 
@@ -52,6 +53,7 @@ class VllmReplica:
     @classmethod
     async def open(cls, config: ServeConfig, hot: HotSettings) -> VllmReplica:
         """Start the engine; takes half a minute and more."""
+        refuse_limits(hot.limits)
         set_environment(config)
         config = config.model_copy(update={"policy": hot.policy})
         server = _server(config)
@@ -126,6 +128,7 @@ class VllmReplica:
         """Limits change; the policy is the engine's for its life."""
         try:
             hot = hot_settings(tree)
+            refuse_limits(hot.limits)
         except UserError as error:
             self.refuse(error)
             return False

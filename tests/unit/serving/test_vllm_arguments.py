@@ -92,6 +92,13 @@ def test_processors_that_a_draft_would_not_go_through_are_refused(own: dict[str,
     assert plain["logits_processors"] == ["mine.Processor"]
 
 
+@pytest.mark.parametrize("name", ["max_prompt_tokens", "max_output_tokens"])
+def test_limits_that_vllm_would_not_keep_are_refused(name: str) -> None:
+    with pytest.raises(NotSupportedError, match=rf"{name} with vLLM.*serving\.vllm"):
+        arguments({"serving": {"limits": {name: 100}}})
+    assert arguments({"serving": {"limits": {"max_requests": 100}}})
+
+
 def test_the_model_stands_at_the_top() -> None:
     with pytest.raises(UserError, match="at the top"):
         arguments({"serving": {"vllm": {"model": "m"}}})
