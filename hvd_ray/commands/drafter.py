@@ -17,6 +17,7 @@ from rich.table import Table
 
 from hvd_ray.commands.arguments import sorted_out
 from hvd_ray.commands.drafter_compare import COMPARE_EXAMPLE, compare
+from hvd_ray.commands.drafter_convert import CONVERT_EXAMPLE, convert
 from hvd_ray.commands.train_finished import HEAD, head_training_key, keep_answer, kept_answer
 from hvd_ray.config import DEFAULT_MODEL, Config, load_config
 from hvd_ray.errors import UserError
@@ -61,6 +62,7 @@ def register(app: typer.Typer) -> None:
         "then `hvd drafter eval held_out --by family`",
     )(evaluate)
     drafter.command("compare", epilog=COMPARE_EXAMPLE)(compare)
+    drafter.command("convert", epilog=CONVERT_EXAMPLE)(convert)
     app.add_typer(drafter)
 
 

@@ -118,8 +118,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     paths = sorted(folder.glob("*.safetensors"))
     if not paths and any(folder.glob("*.bin")):
         raise UserError(
-            f"{folder} holds pickled weights (.bin), which can run code when read: convert them "
-            "to model.safetensors with a tool you trust and try again"
+            f"{folder} holds pickled weights (.bin), which can run code when read; convert them "
+            f"once: hvd drafter convert {folder} --out DIR"
         )
     if not paths:
         raise UserError(f"no weights in {folder}: expected model.safetensors")

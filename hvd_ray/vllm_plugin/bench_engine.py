@@ -74,7 +74,8 @@ def _start(arguments: dict[str, Any]) -> Any:
     from vllm import LLM
     from vllm.platforms import current_platform
 
-    return LLM(**_settled(arguments, is_cpu=current_platform.is_cpu())).llm_engine
+    arguments = _settled(arguments, is_cpu=current_platform.is_cpu())
+    return LLM(**arguments).llm_engine
 
 
 def _settled(arguments: dict[str, Any], *, is_cpu: bool) -> dict[str, Any]:
