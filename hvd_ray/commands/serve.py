@@ -216,9 +216,13 @@ def _refuse_emptied(file: Path | None) -> None:
     """A file caught half-written would put every setting back to its default without a word.
 
     Raises:
-        UserError: there is nothing in it.
+        UserError: there is nothing in it, or it cannot be read.
     """
-    if file is not None and file.is_file() and not file.read_bytes().strip():
+    try:
+        is_empty = file is not None and file.is_file() and not file.read_bytes().strip()
+    except OSError as error:  # anything else than a UserError would end the server
+        raise UserError(f"{file} cannot be read ({error})") from None
+    if is_empty:
         raise UserError(f"{file}: the file is empty; {{}} in it asks for the defaults")
 
 

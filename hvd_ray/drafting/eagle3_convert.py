@@ -58,5 +58,16 @@ def _read(path: Path) -> dict[str, Tensor]:
     for name, value in found.items():
         if not (isinstance(name, str) and isinstance(value, Tensor)):
             raise UserError(f"{path}: {name!r} is a {type(value).__name__}: expected a tensor")
+        if not _is_plain(value):
+            raise UserError(
+                f"{path}: {name!r} is sparse, quantised or empty space, not plain numbers"
+            )
     # A copy of each: safetensors takes no two names for one memory.
     return {name: value.detach().clone().contiguous() for name, value in found.items()}
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether all its numbers stand in the file: a view may claim any number of repetitions."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        return False
+    return tensor.nbytes <= tensor.untyped_storage().nbytes()

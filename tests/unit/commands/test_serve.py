@@ -163,3 +163,17 @@ def test_a_port_is_one_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_run", lambda *_, **__: None)
     with pytest.raises(UserError, match=r"serving\.replicas"):
         serve(replicas=0)
+
+
+def test_settings_that_cannot_be_read_again_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(_path: Path) -> bytes:
+        raise PermissionError("no")
+
+    file = tmp_path / "serve.yaml"
+    file.write_text("policy: {name: suffix}\n")
+    old = command._load(None, [])
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    assert command._reload(None, old, file, []) is old  # type: ignore[arg-type]
+    assert f"the old settings stay: {file} cannot be read (no)" in capsys.readouterr().err

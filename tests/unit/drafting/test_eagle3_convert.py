@@ -71,6 +71,9 @@ def test_what_a_pickle_would_run_is_not_run(tmp_path: Path) -> None:
         ({}, "holds a dict"),
         ({"a": torch.zeros(1), "step": 3}, "'step' is a int"),
         ({3: torch.zeros(1)}, "3 is a Tensor"),
+        ({"w": torch.eye(3).to_sparse()}, "'w' is sparse"),
+        ({"w": torch.zeros(2, device="meta")}, "'w' is sparse, quantised or empty"),
+        ({"w": torch.zeros(1).expand(10**12)}, "'w' is sparse, quantised or empty"),
     ],
 )
 def test_what_is_no_head_is_refused(tmp_path: Path, content: Any, said: str) -> None:
