@@ -70,6 +70,13 @@ def connected(
         yield ray
 
 
+def is_own_next() -> bool:
+    """Whether `connected` without an address would start a Ray of its own now."""
+    ray = sys.modules.get("ray")
+    is_connected = ray is not None and ray.is_initialized()
+    return not is_connected and os.environ.get("RAY_ADDRESS", "") in OWN
+
+
 @contextmanager
 def _own(ray: Any, num_cpus: int, has_dashboard: bool) -> Iterator[None]:
     """A private Ray on this machine, with a temporary folder of its own."""

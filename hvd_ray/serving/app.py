@@ -29,6 +29,8 @@ from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.handle import HandleBackend
 from hvd_ray.serving.kept import KeptSettings
+from hvd_ray.serving.listener import VARIABLE as LISTENER
+from hvd_ray.serving.listener import Answering, borrowed
 from hvd_ray.serving.ray_metrics import mirror_for_ever
 from hvd_ray.serving.relay import RelayCall, RelayEvent
 from hvd_ray.serving.replica import Replica
@@ -216,13 +218,22 @@ class FrontDeployment:
         self._limits = self._config.serving.limits
         self._front: Front | None = None
         self._mirror: asyncio.Task[None] | None = None
+        self._answering: Answering | None = None
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         self._front = await self._open_front()
         self._mirror = asyncio.create_task(mirror_for_ever(self._front))
         app = self._front.app()
         app.add_middleware(LeavingIsNoFault)
+        if LISTENER in os.environ:
+            listening = borrowed(os.environ[LISTENER])
+            self._answering = Answering(app, listening, drain_s=self._config.serving.drain_s)
         return app
+
+    async def __del__(self) -> None:
+        """Serve awaits it before it ends the process; of what came past its proxy it knows none."""
+        if self._answering is not None:
+            await self._answering.end()
 
     async def _open_front(self) -> Front:
         facts = (await self._backend.first_state()).facts

@@ -27,7 +27,7 @@ from hvd_ray.serving.calls import (
     ReplicaState,
     together,
 )
-from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead
+from hvd_ray.serving.relay import RelayCall, RelayEvent
 from hvd_ray.serving.ring import place_of
 
 STATE_TIMEOUT_S = 10.0
@@ -155,9 +155,7 @@ async def _beginning(stream: AsyncIterator[Any]) -> list[Any]:
 
 def _is_preface(item: object) -> bool:
     """Whether it only says that an answer may follow: the client has seen nothing of it."""
-    if isinstance(item, tuple):
-        return all(isinstance(event, Opening) for event in item)
-    return isinstance(item, RelayHead)
+    return isinstance(item, tuple) and all(isinstance(event, Opening) for event in item)
 
 
 def _is_refusal(item: object) -> bool:

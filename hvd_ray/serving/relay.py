@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 ASGIApp = Any
@@ -26,19 +26,26 @@ class RelayCall:
 
 @dataclass(frozen=True, slots=True)
 class RelayHead:
-    """How the answer begins."""
+    """How the answer begins, with the body's first part: who carries them pays by the event."""
 
     status: int
     content_type: str
+    body: bytes = b""
 
 
 RelayEvent = RelayHead | bytes
 
 
+def body_of(events: Iterable[RelayEvent]) -> bytes:
+    """The whole body of an answer."""
+    return b"".join(one.body if isinstance(one, RelayHead) else one for one in events)
+
+
 async def relayed(
     app: ASGIApp, call: RelayCall, *, gap_s: Callable[[], float] = lambda: 0.0
 ) -> AsyncGenerator[RelayEvent, None]:
-    """The head, then the body's parts; leaving early is a disconnect to the application.
+    """The head with the first part of the body, then the other parts; leaving early is a
+    disconnect to the application.
 
     Parts that come within `gap_s` (asked anew each time) of the last one are handed on as one, the
     first at once: who carries them pays by the part and not by the byte.
@@ -64,14 +71,18 @@ async def relayed(
     try:
         now_s = asyncio.get_running_loop().time
         free_s = now_s()
+        head: RelayHead | None = None
         while (message := await messages.get()) is not None:
             if message["type"] == "http.response.start":
-                yield _head(message)
+                head = _head(message)
             elif message.get("body"):
                 await asyncio.sleep(max(0.0, free_s - now_s()))
-                yield message["body"] + _waiting(messages)
-                free_s = now_s() + gap_s()
+                body = message["body"] + _waiting(messages)
+                yield body if head is None else replace(head, body=body)
+                head, free_s = None, now_s() + gap_s()
         await running  # raises what the application raised
+        if head is not None:  # an answer without a body
+            yield head
     finally:
         has_left.set()
         _let_end(running)

@@ -170,7 +170,7 @@ class RelayFront(Front):
         known = (self.fields or {}).get(call.path, frozenset())
         try:
             opening = _opening(events, deadline_s, known)
-            head, first = await unless_gone(request, self.metrics, opening)
+            head = await unless_gone(request, self.metrics, opening)
         except TimeoutError:
             await events.aclose()  # type: ignore[attr-defined]
             message = f"the request took longer than {call.limit_s:g} s and was given up"
@@ -179,7 +179,7 @@ class RelayFront(Front):
             await events.aclose()  # type: ignore[attr-defined]
             raise
         headers = {"X-Request-Id": request_id_of(request), "Cache-Control": "no-store"}
-        parts = self._parts(first, events, deadline_s)
+        parts = self._parts(head.body, events, deadline_s)
         if head.status >= 400:
             parts = _openai_shaped(parts, head.status, known)
             self.metrics.rejected(head.status)
@@ -232,8 +232,8 @@ async def _in_time(
 
 async def _opening(
     events: AsyncIterator[RelayEvent | Failure], deadline_s: float, known: frozenset[str]
-) -> tuple[RelayHead, bytes]:
-    """How an answer begins, with the body's first part if it is a stream.
+) -> RelayHead:
+    """How an answer begins.
 
     vLLM begins a stream before its engine has looked at the request: what the engine then refuses
     is a 200 with an error for its only event.
@@ -245,20 +245,15 @@ async def _opening(
     """
     async with asyncio.timeout_at(deadline_s):
         head = await anext(events)
-        if isinstance(head, Failure):
-            raise from_failure(head)
-        assert isinstance(head, RelayHead)
-        if not (head.status < 400 and head.content_type.startswith("text/event-stream")):
-            return head, b""
-        first = await anext(events, b"")
-    if isinstance(first, Failure):
-        raise from_failure(first)
-    assert isinstance(first, bytes)
-    if first.startswith(_ERROR_EVENT):
-        error = _error_in(first.partition(b"\n\n")[0].removeprefix(b"data: "), 500, known)
+    if isinstance(head, Failure):
+        raise from_failure(head)
+    assert isinstance(head, RelayHead)
+    is_stream = head.status < 400 and head.content_type.startswith("text/event-stream")
+    if is_stream and head.body.startswith(_ERROR_EVENT):
+        error = _error_in(head.body.partition(b"\n\n")[0].removeprefix(b"data: "), 500, known)
         if error is not None:
             raise error
-    return head, first
+    return head
 
 
 def _refuse_crowds(messages: object) -> None:

@@ -20,6 +20,8 @@ from urllib.request import Request, urlopen
 from hvd_ray.errors import UserError
 from hvd_ray.home import ensure_dir, hvd_home
 from hvd_ray.serving.auth import load_keys
+from hvd_ray.serving.listener import KEEP_ALIVE_S, lent
+from hvd_ray.serving.listener import VARIABLE as LISTENER
 from hvd_ray.serving.settings import ServeConfig, deploy_tree
 
 APP = "hvd"
@@ -81,20 +83,20 @@ def serving(
     Raises:
         UserError: Ray cannot be reached, or the deployment fails for a reason that can be mended.
     """
-    from hvd_ray.pipelines.cluster import OWN, connected
+    from hvd_ray.pipelines.cluster import connected, is_own_next
 
-    is_own = os.environ.get("RAY_ADDRESS", "") in OWN
-    if is_own:
-        for name, value in FEW_THREADS.items():
-            os.environ.setdefault(name, value)
+    is_own = is_own_next()
     num_cpus = ceil(_num_replicas(config) * config.serving.cpus_per_replica) + 1
-    with ExitStack() as ending, connected(num_cpus=num_cpus, has_dashboard=has_dashboard) as ray:
+    with ExitStack() as ending:
+        if is_own:
+            ending.enter_context(_own_environment(host, port))
+        ray = ending.enter_context(connected(num_cpus=num_cpus, has_dashboard=has_dashboard))
         from ray import serve
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         is_hurried = False
         try:
-            _start(host, port)
+            _start(host, port, has_proxy=not is_own)
             deploy(config)
             with _token_file() if has_dashboard else nullcontext() as token_file:
                 yield Served(host, port, _log_folder(ray), _dashboard(ray), token_file)
@@ -110,6 +112,19 @@ def serving(
                 serve.delete(APP, _blocking=not is_hurried)
             elif not is_hurried:
                 serve.shutdown()  # ends the proxy at once, so that no 404 of Serve's is seen
+
+
+@contextmanager
+def _own_environment(host: str, port: int) -> Iterator[None]:
+    """What the processes of a Ray of our own find in theirs; the caller's settings win."""
+    for name, value in FEW_THREADS.items():
+        os.environ.setdefault(name, value)
+    with lent(host, port) as listener:
+        os.environ[LISTENER] = listener
+        try:
+            yield
+        finally:
+            del os.environ[LISTENER]
 
 
 def _finish(limit_s: float) -> None:
@@ -138,8 +153,10 @@ async def _finished(limit_s: float) -> None:
         await _get_global_client().shutdown_cached_handles_async()
 
 
-def _start(host: str, port: int) -> None:
+def _start(host: str, port: int, *, has_proxy: bool) -> None:
     """Start Serve; one that runs already keeps its address, which must then be ours.
+
+    Without a proxy the front answers on a socket of ours (`listener.py`).
 
     Raises:
         UserError: it listens elsewhere.
@@ -148,8 +165,8 @@ def _start(host: str, port: int) -> None:
     from ray.serve.context import _get_global_client
 
     serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": host, "port": port, "keep_alive_timeout_s": 90},
+        proxy_location="HeadOnly" if has_proxy else "Disabled",
+        http_options={"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE_S},
         logging_config={"enable_access_log": False},
     )
     found = _get_global_client().http_config

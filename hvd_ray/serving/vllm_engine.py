@@ -14,7 +14,7 @@ from typing import Any
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_model
 from hvd_ray.serving.calls import Failure, ReplicaFacts, ReplicaState
-from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, relayed
+from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, body_of, relayed
 from hvd_ray.serving.settings import HotSettings, ServeConfig, hot_settings, num_shared_cores
 from hvd_ray.serving.vllm_arguments import (
     engine_arguments,
@@ -92,9 +92,9 @@ class VllmReplica:
         async with aclosing(relayed(self._app, RelayCall("GET", "/metrics", {}))) as events:
             found = [event async for event in events]
         head = found[0]
-        is_told = isinstance(head, RelayHead) and head.status == 200
-        parts = [part for part in found if isinstance(part, bytes)] if is_told else []
-        return b"".join(parts).decode()
+        if not isinstance(head, RelayHead) or head.status != 200:
+            return ""
+        return body_of(found).decode()
 
     async def fields(self) -> Mapping[str, frozenset[str]]:
         """The fields of vLLM's request bodies."""

@@ -85,16 +85,18 @@ def test_a_prompt_that_is_only_read_is_an_answer() -> None:
     assert answer(FakeHandle([(Opening(0, 1),)])) == [Opening(0, 1)]
 
 
-def test_a_death_between_head_and_body_goes_elsewhere() -> None:
-    """vLLM sends the head of a stream before its engine has looked at the request."""
-    head = RelayHead(200, "text/event-stream")
-    handle = FakeHandle([head, ActorDiedError()], [head, b"data: 1\n\n", b"data: 2\n\n"])
+def test_a_death_after_the_first_part_is_the_streams_end() -> None:
+    head = RelayHead(200, "text/event-stream", b"data: 1\n\n")
+    handle = FakeHandle([head, ActorDiedError()], [head])
 
     async def run() -> list[Any]:
         backend = HandleBackend(handle)  # type: ignore[arg-type]
         return [event async for event in backend.relay(RelayCall("POST", "/", {}))]
 
-    assert asyncio.run(run()) == [head, b"data: 1\n\n", b"data: 2\n\n"]
+    first, last = asyncio.run(run())
+    assert first == head
+    assert last.kind == "dead"
+    assert len(handle.sessions) == 1
 
 
 def test_when_all_refuse_the_client_is_told_once() -> None:

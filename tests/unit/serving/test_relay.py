@@ -17,7 +17,7 @@ from starlette.types import Message
 
 from hvd_ray.serving.auth import ApiKeys
 from hvd_ray.serving.calls import Failure, ReplicaFacts, ReplicaState
-from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, _scope, relayed
+from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, _scope, body_of, relayed
 from hvd_ray.serving.relay_front import RelayFront, _with_our_error, scope_salt
 from hvd_ray.serving.settings import Limits
 
@@ -116,7 +116,7 @@ class Backend:
     async def expositions(self) -> dict[str, str]:
         call = RelayCall("GET", "/metrics", {})
         events = [event async for event in relayed(self._app, call)]
-        text = b"".join(event for event in events if isinstance(event, bytes)).decode()
+        text = body_of(events).decode()
         return {"one": text, "two": text.replace("7.0", "5.0")}
 
 
@@ -349,11 +349,12 @@ def test_leaving_a_stream_reaches_the_application() -> None:
         async with aclosing(relayed(upstream.app(), call)) as events:
             async for event in events:
                 seen.append(event)
-                if len(seen) == 4:
+                if len(seen) == 3:
                     break
-        assert seen[0] == RelayHead(200, "text/event-stream; charset=utf-8")
-        parts = [part for part in seen[1:] if isinstance(part, bytes)]
-        assert b"".join(parts).startswith(b"data: 0\n\ndata: 1\n\ndata: 2\n\n")
+        head = seen[0]
+        assert isinstance(head, RelayHead)
+        assert (head.status, head.content_type) == (200, "text/event-stream; charset=utf-8")
+        assert body_of(seen).startswith(b"data: 0\n\ndata: 1\n\ndata: 2\n\n")
         async with asyncio.timeout(5):
             await upstream.left.wait()
 
@@ -401,6 +402,32 @@ def test_leaving_an_answer_that_is_not_streamed_ends_the_task_that_makes_it() ->
     asyncio.run(run())
 
 
+def test_a_death_between_head_and_body_leaves_no_head() -> None:
+    """vLLM sends the head of a stream before its engine has looked at the request: as long as
+    that is all, another replica may answer."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG001
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError
+
+    async def run() -> list[RelayEvent]:
+        return [event async for event in relayed(app, RelayCall("POST", "/", {}))]
+
+    with pytest.raises(RuntimeError):
+        asyncio.run(run())
+
+
+def test_an_answer_without_a_body_is_a_head() -> None:
+    async def endpoint(request: Request) -> Response:  # noqa: ARG001
+        return Response(status_code=204)
+
+    async def run() -> list[RelayEvent]:
+        app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+        return [event async for event in relayed(app, RelayCall("POST", "/", {}))]
+
+    assert asyncio.run(run()) == [RelayHead(204, "application/json")]
+
+
 def streamed(*, num_parts: int, pause_s: float, gap_s: float) -> list[RelayEvent]:
     """What comes of a stream of numbers."""
 
@@ -421,17 +448,17 @@ def streamed(*, num_parts: int, pause_s: float, gap_s: float) -> list[RelayEvent
 
 
 def test_parts_that_come_within_the_gap_are_handed_on_together() -> None:
-    head, first, *others = streamed(num_parts=60, pause_s=0.002, gap_s=0.05)
+    events = streamed(num_parts=60, pause_s=0.002, gap_s=0.05)
+    head = events[0]
     assert isinstance(head, RelayHead)
-    assert first == b"data: 0\n\n"  # the first token waits for nobody
-    parts = [part for part in (first, *others) if isinstance(part, bytes)]
-    assert b"".join(parts) == b"".join(b"data: %d\n\n" % number for number in range(60))
-    assert len(parts) <= 1 + 60 * 0.2  # a fifth of them at the very most
+    assert head.body == b"data: 0\n\n"  # the first token waits for nobody
+    assert body_of(events) == b"".join(b"data: %d\n\n" % number for number in range(60))
+    assert len(events) <= 1 + 60 * 0.2  # a fifth of them at the very most
 
 
 def test_parts_that_come_apart_are_not_held_back_for_others() -> None:
     events = streamed(num_parts=5, pause_s=0.03, gap_s=0.001)
-    assert events[1:] == [b"data: %d\n\n" % number for number in range(5)]
+    assert [body_of([event]) for event in events] == [b"data: %d\n\n" % n for n in range(5)]
 
 
 def test_an_engines_failure_is_openai_shaped_behind_other_events_too() -> None:
