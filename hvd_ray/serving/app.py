@@ -26,6 +26,7 @@ from hvd_ray.config import read_settings
 from hvd_ray.errors import UserError
 from hvd_ray.serving.auth import load_keys
 from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
+from hvd_ray.serving.carrier import Load
 from hvd_ray.serving.front import Front
 from hvd_ray.serving.handle import HandleBackend
 from hvd_ray.serving.kept import KeptSettings
@@ -184,6 +185,11 @@ class VllmDeployment:
         async with aclosing(self._served.relay(call)) as events:
             async for event in events:
                 yield event
+
+    async def carry(self, front: str, name: str) -> AsyncIterator[Load]:
+        async with aclosing(self._served.carry(front, name)) as loads:
+            async for load in loads:
+                yield load
 
     async def state(self) -> ReplicaState:
         return await self._served.state()

@@ -7,14 +7,19 @@ sent again elsewhere when its replica is full or dies.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+)
 from ray.serve.handle import DeploymentHandle
 
 from hvd_ray.serving.api_error import ApiError
@@ -27,9 +32,11 @@ from hvd_ray.serving.calls import (
     ReplicaState,
     together,
 )
-from hvd_ray.serving.relay import RelayCall, RelayEvent
+from hvd_ray.serving.carrier import Inboxes
+from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead
 from hvd_ray.serving.ring import place_of
 
+_log = logging.getLogger(__name__)
 STATE_TIMEOUT_S = 10.0
 NUM_TRIES = 3
 """Each at another replica, as far as there are so many."""
@@ -43,6 +50,10 @@ class HandleBackend:
     """`front.Backend` over many replicas."""
 
     handle: DeploymentHandle
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    """What replicas know this front by."""
+    _inboxes: Inboxes = field(default_factory=Inboxes, init=False)
+    _receiving: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def serve(self, call: Call) -> AsyncIterator[tuple[Event, ...]]:
         """The events of a call; the last try's refusal is what the client gets."""
@@ -52,9 +63,39 @@ class HandleBackend:
 
     async def relay(self, call: RelayCall) -> AsyncIterator[RelayEvent | Failure]:
         """The answer of a replica that has endpoints of its own."""
-        async with aclosing(self._somewhere("relay", call)) as events:
-            async for event in events:
-                yield event
+        call_id, session = secrets.token_hex(8), call.session or secrets.token_hex(8)
+        call = replace(call, call_id=call_id, front=self.name, session=session)
+        self._inboxes.open(call_id)
+        if self._inboxes.wants_carrier():
+            self._open_carrier(place_of(session, 0))
+        try:
+            async with aclosing(self._somewhere("relay", call)) as events:
+                async for event in events:
+                    yield event
+                    if isinstance(event, RelayHead) and event.carrier is not None:
+                        async for part in self._inboxes.parts(call_id, event.carrier):
+                            yield part
+                        return
+        finally:
+            self._inboxes.close(call_id)
+
+    def _open_carrier(self, place: str) -> None:
+        """One from the replica at that place, if it has none yet for this front."""
+        name = secrets.token_hex(8)
+        self._inboxes.expect(name)
+        receiving = asyncio.create_task(self._receive(name, place))
+        self._receiving.add(receiving)
+        receiving.add_done_callback(self._receiving.discard)
+
+    async def _receive(self, name: str, place: str) -> None:
+        handle = self.handle.options(stream=True, method_name="carry", session_id=place)
+        stream = handle.remote(self.name, name)
+        try:
+            await self._inboxes.receive(name, stream)
+        except (RayError, RayServeException) as error:
+            _log.info("a carrier broke: %r", error)  # its calls have been told
+        finally:
+            stream.cancel()
 
     async def _somewhere(self, method: str, call: Call | RelayCall) -> AsyncGenerator[Any, None]:
         """What the session's replica yields, or another's if that one is full or gone."""

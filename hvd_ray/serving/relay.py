@@ -22,6 +22,9 @@ class RelayCall:
     body: bytes = b""
     session: str | None = None
     limit_s: float = 600.0
+    call_id: str = ""
+    front: str = ""
+    """Who asks: a carrier goes to one front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class RelayHead:
     status: int
     content_type: str
     body: bytes = b""
+    carrier: str | None = None
+    """What brings the rest of the body; None: the stream that brought this."""
 
 
 RelayEvent = RelayHead | bytes

@@ -14,6 +14,7 @@ from typing import Any
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_model
 from hvd_ray.serving.calls import Failure, ReplicaFacts, ReplicaState
+from hvd_ray.serving.carrier import Carriers, Load
 from hvd_ray.serving.relay import RelayCall, RelayEvent, RelayHead, body_of, relayed
 from hvd_ray.serving.settings import HotSettings, ServeConfig, hot_settings, num_shared_cores
 from hvd_ray.serving.vllm_arguments import (
@@ -26,7 +27,7 @@ from hvd_ray.serving.vllm_arguments import (
 
 _log = logging.getLogger(__name__)
 MOST_PARTS_PER_S = 1000.0
-"""Of all streams of a replica; each costs every process on its way 1 to 2 ms (docs/LOG.md)."""
+"""Of all streams without a carrier; each costs every process on its way a millisecond."""
 MOST_GAP_S = 0.1
 
 
@@ -38,6 +39,7 @@ class VllmReplica:
         self._notes = policy_notes(config, self._arguments)
         self._server, self._app = server, app
         self._num_requests = 0
+        self._carriers = Carriers()
         self._refused: str | None = None
         length: int = server.engine._engine_client.model_config.max_model_len
         root = resolve_model(config.model).path_or_id
@@ -77,11 +79,30 @@ class VllmReplica:
             return
         self._num_requests += 1
         try:
-            async with aclosing(relayed(self._app, call, gap_s=self._gap_s)) as events:
+            async with aclosing(self._answer(call)) as events:
                 async for event in events:
                     yield event
         finally:
             self._num_requests -= 1
+
+    async def _answer(self, call: RelayCall) -> AsyncGenerator[RelayEvent | Failure, None]:
+        """What goes the call's own way; a carrier takes the rest."""
+
+        def gap_s() -> float:
+            return 0.0 if call in self._carriers else self._gap_s()
+
+        async with (
+            aclosing(relayed(self._app, call, gap_s=gap_s)) as events,
+            aclosing(self._carriers.carried(call, events)) as kept,
+        ):
+            async for event in kept:
+                yield event
+
+    async def carry(self, front: str, name: str) -> AsyncGenerator[Load, None]:
+        """What this replica's calls say to a front, together (`carrier.py`)."""
+        async with aclosing(self._carriers.loads(front, name)) as loads:
+            async for load in loads:
+                yield load
 
     def _gap_s(self) -> float:
         """Between the parts of one stream, so that all streams together stay below a rate."""
