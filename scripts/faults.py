@@ -56,6 +56,14 @@ class Site:
         children = psutil.Process().children()
         return next(child for child in children if "serve" in child.cmdline())
 
+    def kill(self, word: str) -> None:
+        """All processes under the server with that name."""
+        victims = self.processes(word)
+        if not victims:
+            raise CheckError(f"there is no process {word!r}")
+        for victim in victims:
+            victim.kill()
+
     def processes(self, word: str) -> list[psutil.Process]:
         """Processes under the server whose name says what they are."""
         found = []
@@ -150,28 +158,70 @@ async def while_asked(
 
 
 async def killed_mid_stream(client: httpx.AsyncClient, site: Site, word: str) -> str:
-    """End a process while it answers; its stream must end with an error, and be said to."""
+    """End a process while it answers; its streams must end with an error, and be said to.
+
+    Several streams with vLLM, which a carrier brings together; the torch engine has no more than
+    it runs at once, and a call that waits is sent to the next replica.
+    """
     alive = site.state()["num_alive"]
-    body = {**LONG, "max_tokens": 2000, "stream": True}
-    lines: list[str] = []
-    url = f"{site.base}/v1/chat/completions"
-    async with client.stream("POST", url, json=body) as answer:
-        async for line in answer.aiter_lines():
-            if not line:
-                continue
-            lines.append(line)
-            if len(lines) == 4:
-                victims = site.processes(word)
-                if not victims:
-                    raise CheckError(f"there is no process {word!r}")
-                for victim in victims:
-                    victim.kill()
-                began = time.monotonic()
-    if lines[-1] != "data: [DONE]" or "server_error" not in lines[-2]:
-        raise CheckError(f"the stream ended with {lines[-2:]}")
+    streams = [OpenStream() for _ in range(6 if site.engine == "vllm" else 1)]
+    reading = [asyncio.create_task(stream.read(client, site)) for stream in streams]
+    for stream in streams:
+        await asyncio.wait_for(stream.has_begun.wait(), 300)
+    site.kill(word)
+    began = time.monotonic()
+    await asyncio.gather(*reading)
+    for stream in streams:
+        if stream.lines[-1] != "data: [DONE]" or "server_error" not in stream.lines[-2]:
+            raise CheckError(f"a stream ended with {stream.lines[-2:]}")
     ended = took(began)
     await whole_again(client, site, num_alive=alive)
     return f"its streams ended with an error after {ended}, whole again after {took(began)}"
+
+
+@dataclass
+class OpenStream:
+    """A long answer, by its lines."""
+
+    lines: list[str] = field(default_factory=list)
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, client: httpx.AsyncClient, site: Site) -> None:
+        body = {**LONG, "max_tokens": 2000, "stream": True}
+        url = f"{site.base}/v1/chat/completions"
+        async with client.stream("POST", url, json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line:
+                    self.lines.append(line)
+                if len(self.lines) == 4:
+                    self.has_begun.set()
+
+
+def front_killed(site: Site) -> str:
+    """Whoever it was answering loses the connection; who connects meanwhile waits for the next."""
+
+    async def breaks(client: httpx.AsyncClient) -> str:
+        stream = OpenStream()
+        reading = asyncio.create_task(stream.read(client, site))
+        await asyncio.wait_for(stream.has_begun.wait(), 300)
+        site.kill("ray::ServeReplica:hvd:Front")
+        began = time.monotonic()
+        try:
+            await reading
+        except httpx.TransportError as error:
+            ended = f"its stream broke after {took(began)} ({type(error).__name__})"
+        else:
+            raise CheckError(f"the stream ended with {stream.lines[-2:]}")
+        async with httpx.AsyncClient(timeout=RECOVERY_S) as other:
+            await other.get(f"{site.base}/health")
+        waited = took(began)
+        await whole_again(client, site, num_alive=site.state()["num_alive"])
+        return f"{ended}, who connected then waited {waited}"
+
+    told, met = asyncio.run(while_asked(site, breaks))
+    if met["ConnectError"] or not met["right"]:
+        raise CheckError(f"{told}; askers met {dict(met)}")
+    return f"{told}; askers met {dict(met)}"
 
 
 def replica_killed(site: Site) -> str:
@@ -436,6 +486,7 @@ def main() -> int:
         "registry gone": registry_gone,
         "queue full": queue_full,
         "slow client": slow_client,
+        "front killed": front_killed,
         "one of two killed": one_replica_killed,
         "replicas killed": replica_killed,
         "engine killed": engine_killed,

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from math import ceil
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hvd_ray.errors import UserError
 
@@ -31,6 +31,10 @@ VARIABLE = "HVD_SERVE_LISTENER"
 QUEUED_CONNECTIONS = 2048
 KEEP_ALIVE_S = 90
 """Longer than clients and balancers keep theirs, so that they are the ones to close."""
+ASKING_S = 1.0
+"""For a client who has connected to send the request; longer than a kept connection needs, too, to
+be asked once more and to be told that this was the last time."""
+_CLOSE = (b"connection", b"close")
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -93,13 +97,33 @@ class Answering:
     """An application that answers on a borrowed socket, on the running event loop."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket, *, drain_s: float) -> None:
-        self._server = _server(app, drain_s)
+        self._app = app
+        self._is_ending = False
+        self._server = _server(self._last_answers, drain_s)
         self._running = asyncio.create_task(self._server.serve(sockets=[listening]))
 
     async def end(self) -> None:
-        """Leave newcomers to the next one; returns when all that came before have their answers."""
+        """Leave newcomers to the next one; returns when all that came before have their answers.
+
+        Whose connection was taken just now may not have asked yet, and would be cut off by uvicorn
+        as idle.
+        """
+        self._is_ending = True
+        for accepting in self._server.servers:
+            accepting.close()
+        await asyncio.sleep(ASKING_S)
         self._server.should_exit = True
         await self._running
+
+    async def _last_answers(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application's answers; while this ends, each is its connection's last."""
+
+        async def send_last(message: Message) -> None:
+            if self._is_ending and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], _CLOSE]}
+            await send(message)
+
+        await self._app(scope, receive, send_last)
 
 
 def _server(app: ASGIApp, drain_s: float) -> uvicorn.Server:
@@ -108,6 +132,7 @@ def _server(app: ASGIApp, drain_s: float) -> uvicorn.Server:
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # or every message is traced
     config = uvicorn.Config(
         app,
+        interface="asgi3",  # it takes a method for an older kind of application
         lifespan="off",
         access_log=False,
         log_config=None,

@@ -19,6 +19,11 @@ from hvd_ray.serving import listener
 from hvd_ray.serving.listener import Answering, borrowed, lent
 
 
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "ASKING_S", 0.5)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -77,6 +82,27 @@ def test_fronts_follow_one_another_and_lose_nobody() -> None:
         second = Answering(_app("second"), borrowed(name), drain_s=10)
         assert await between == "second"
         await second.end()
+
+    _with_lent_port(run)
+
+
+def test_who_has_just_connected_is_heard_and_a_kept_connection_is_told_to_close() -> None:
+    async def run(name: str, port: int) -> None:
+        answering = Answering(_app("word"), borrowed(name), drain_s=10)
+        kept, asking = await asyncio.open_connection("127.0.0.1", port)
+        fresh, asking_first = await asyncio.open_connection("127.0.0.1", port)
+        ask = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        asking.write(ask)
+        assert b"connection: close" not in await kept.readuntil(b"word")
+        ending = asyncio.create_task(answering.end())
+        await asyncio.sleep(0.3)
+        for reader, writer in ((kept, asking), (fresh, asking_first)):
+            writer.write(ask)
+            told = await reader.read()  # to the end of the connection
+            assert told.startswith(b"HTTP/1.1 200"), told
+            assert b"connection: close" in told
+            writer.close()
+        await ending
 
     _with_lent_port(run)
 
