@@ -159,7 +159,7 @@ def _run(
                 time.sleep(0.2)
                 if told.wants_reload:
                     told.wants_reload = False
-                    config = _reload(served, config, file, words)
+                    config = _reload(served, config, file, words, told)
         print("finishing what is under way; Ctrl-C ends at once", file=sys.stderr)
     print("ended", file=sys.stderr)
 
@@ -192,7 +192,7 @@ def _signals() -> Iterator[_Told]:
 
 
 def _reload(
-    served: Served, current: ServeConfig, file: Path | None, words: list[str]
+    served: Served, current: ServeConfig, file: Path | None, words: list[str], told: _Told
 ) -> ServeConfig:
     """Read the settings again; what cannot be had is said, and the old ones stay. What serves."""
     try:
@@ -203,12 +203,13 @@ def _reload(
         print(f"refused, the old settings stay: {error}", file=sys.stderr)
         return current
     try:
-        served.change(wanted)
+        served.change(wanted, is_given_up=lambda: told.is_ended)
     except UserError as error:  # Serve has ended what served before
         print(f"refused, going back to the old settings: {error}", file=sys.stderr)
-        _go_back(served, current)
+        _go_back(served, current, told)
         return current
-    print("settings read again", file=sys.stderr)
+    if not told.is_ended:
+        print("settings read again", file=sys.stderr)
     return wanted
 
 
@@ -226,10 +227,10 @@ def _refuse_emptied(file: Path | None) -> None:
         raise UserError(f"{file}: the file is empty; {{}} in it asks for the defaults")
 
 
-def _go_back(served: Served, current: ServeConfig) -> None:
+def _go_back(served: Served, current: ServeConfig, told: _Told) -> None:
     """Deploy what served before; where even that fails, the next HUP is another try."""
     try:
-        served.change(current)
+        served.change(current, is_given_up=lambda: told.is_ended)
     except UserError as error:
         print(f"the old settings cannot be deployed either: {error}", file=sys.stderr)
 

@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -65,13 +65,15 @@ class Served:
             return {}
         return found
 
-    def change(self, config: ServeConfig) -> None:
+    def change(self, config: ServeConfig, *, is_given_up: Callable[[], bool]) -> None:
         """Take other settings on; what only changes `user_config` restarts nothing.
+
+        Returns before they are when `is_given_up`: whoever ends need not wait for new replicas.
 
         Raises:
             UserError: they cannot be deployed.
         """
-        deploy(config)
+        deploy(config, is_given_up=is_given_up)
 
 
 @contextmanager
@@ -86,7 +88,7 @@ def serving(
     from hvd_ray.pipelines.cluster import connected, is_own_next
 
     is_own = is_own_next()
-    num_cpus = ceil(_num_replicas(config) * config.serving.cpus_per_replica) + 1
+    num_cpus = ceil(config.serving.most_replicas * config.serving.cpus_per_replica) + 1
     with ExitStack() as ending:
         if is_own:
             ending.enter_context(_own_environment(host, port))
@@ -177,12 +179,7 @@ def _start(host: str, port: int, *, has_proxy: bool) -> None:
         )
 
 
-def _num_replicas(config: ServeConfig) -> int:
-    serving = config.serving
-    return serving.autoscaling.max_replicas if serving.autoscaling else serving.replicas
-
-
-def deploy(config: ServeConfig) -> None:
+def deploy(config: ServeConfig, *, is_given_up: Callable[[], bool] = lambda: False) -> None:
     """Bring these settings to a running Serve, as `serve deploy` does with a file.
 
     What changes `user_config` alone restarts nothing, and other applications stay as they are.
@@ -197,7 +194,7 @@ def deploy(config: ServeConfig) -> None:
     tree = deploy_tree(config, app=APP)
     tree["applications"] += _others(client.get_serve_details())
     client.deploy_apps(ServeDeploySchema.model_validate(tree))
-    _wait_until_running()
+    _wait_until_running(is_given_up)
 
 
 def _others(details: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -217,12 +214,12 @@ def _others(details: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return others
 
 
-def _wait_until_running() -> None:
+def _wait_until_running(is_given_up: Callable[[], bool]) -> None:
     from ray import serve
 
     time.sleep(SETTLING_S)  # the controller takes the change up in its next round
     deadline = time.monotonic() + STARTING_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not is_given_up():
         app = serve.status().applications[APP]
         if app.status == "RUNNING":
             return
@@ -230,6 +227,8 @@ def _wait_until_running() -> None:
         if app.status in ("DEPLOY_FAILED", "UNHEALTHY") or _CAUSE.search(told):
             raise UserError(f"the model cannot be served: {_cause(told)}")
         time.sleep(0.5)
+    if is_given_up():
+        return
     raise UserError(f"the model was not served after {STARTING_S:.0f} s; see the logs of Serve")
 
 

@@ -94,6 +94,11 @@ class ServingConfig(_Section):
     drain_s: Seconds = 60.0
     """How long a replica that is to end may finish its requests."""
 
+    @property
+    def most_replicas(self) -> int:
+        """As many as there may be at once."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.max_replicas
+
 
 class ServeConfig(Config):
     serving: ServingConfig = ServingConfig()
@@ -120,7 +125,7 @@ class ServeConfig(Config):
 
 def num_shared_cores(config: ServeConfig) -> int:
     """The cores that are this process's share: replicas of one machine do not fight for them."""
-    return max(1, len(os.sched_getaffinity(0)) // config.serving.replicas)
+    return max(1, len(os.sched_getaffinity(0)) // config.serving.most_replicas)
 
 
 def deploy_tree(config: ServeConfig, *, app: str) -> dict[str, Any]:

@@ -122,7 +122,8 @@ def test_a_reload_that_is_refused_says_so(
     class Fake:
         host = "127.0.0.1"
 
-        def change(self, config: Any) -> None:
+        def change(self, config: Any, *, is_given_up: Any) -> None:
+            assert not is_given_up()
             changed.append(config)
             if config.policy.name == "ngram" or len(changed) == 2:
                 raise UserError("Serve cannot")
@@ -131,7 +132,7 @@ def test_a_reload_that_is_refused_says_so(
 
     def reload(text: str) -> tuple[Any, str]:
         file.write_text(text)
-        now = command._reload(Fake(), old, file, [])  # type: ignore[arg-type]
+        now = command._reload(Fake(), old, file, [], command._Told())  # type: ignore[arg-type]
         return now, capsys.readouterr().err
 
     for text, word in (
@@ -175,5 +176,5 @@ def test_settings_that_cannot_be_read_again_end_nothing(
     file.write_text("policy: {name: suffix}\n")
     old = command._load(None, [])
     monkeypatch.setattr(Path, "read_bytes", denied)
-    assert command._reload(None, old, file, []) is old  # type: ignore[arg-type]
+    assert command._reload(None, old, file, [], command._Told()) is old  # type: ignore[arg-type]
     assert f"the old settings stay: {file} cannot be read (no)" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """What `hvd serve` brings to a Serve that others use too."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ class Client:
 
 def deployed(monkeypatch: pytest.MonkeyPatch, client: Client) -> list[str]:
     monkeypatch.setattr("ray.serve.context._get_global_client", lambda: client)
-    monkeypatch.setattr(run, "_wait_until_running", lambda: None)
+    monkeypatch.setattr(run, "_wait_until_running", lambda _is_given_up: None)
     run.deploy(serve_config({}))
     return [app.name for app in client.deployed.applications]
 
@@ -45,3 +46,12 @@ def test_a_route_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     client = Client(other={"name": "other", "import_path": "other:app"})
     with pytest.raises(UserError, match="'other' at /"):
         deployed(monkeypatch, client)
+
+
+def test_whoever_ends_waits_for_no_new_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    deploying = SimpleNamespace(status="DEPLOYING", message="", deployments={})
+    status = SimpleNamespace(applications={run.APP: deploying})
+    monkeypatch.setattr("ray.serve.status", lambda: status)
+    looks = iter([False, False, True, True])
+    run._wait_until_running(lambda: next(looks))
+    assert next(looks, None) is None, "it looked until it was told"

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hvd_ray.errors import UserError
-from hvd_ray.serving.settings import deploy_tree, hot_settings, serve_config
+from hvd_ray.serving.settings import deploy_tree, hot_settings, num_shared_cores, serve_config
 
 FILES = sorted((Path(__file__).parents[3] / "cluster").glob("serve*.yaml"))
 
@@ -81,6 +81,17 @@ def test_the_application_has_our_limits() -> None:
     replica = app._bound_deployment.init_args[1]._bound_deployment
     assert replica._deployment_config.autoscaling_config.max_replicas == 3
     assert replica._deployment_config.user_config == {"policy": {}, "limits": {}}
+
+
+def test_replicas_share_the_cores_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(8)))
+    for serving, num_cores in (
+        ({}, 8),
+        ({"replicas": 3}, 2),
+        ({"replicas": 9}, 1),
+        ({"autoscaling": {"min_replicas": 1, "max_replicas": 4}}, 2),
+    ):
+        assert num_shared_cores(serve_config({"serving": serving})) == num_cores
 
 
 def test_only_what_lasts_restarts_the_replicas() -> None:
