@@ -336,6 +336,8 @@ def _one_line(error: ValidationError, where: str, section: str) -> str:
     key = ".".join(str(part)[:80] for part in (section, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
         return f"setting {key}: unknown; the settings are listed in {where}"
+    if first["type"] in ("model_type", "dict_type", "model_attributes_type"):
+        return f"setting {key}: a section; expected {key}.NAME=value, got {shown(first['input'])}"
     words = own_words(first["msg"])[:_MAX_WORDS_CHARS]
     if first["type"] == "value_error" and isinstance(first["input"], dict):
         return f"setting {key}: {words}"  # on a section as a whole, and naming the values at odds

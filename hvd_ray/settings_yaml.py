@@ -67,7 +67,8 @@ def read_yaml_file(path: Path) -> Any:
             raise UserError(f"config {path}: {size:,} bytes, settings have {MAX_BYTES:,} at most")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config {path}: cannot be read ({error})") from None
+        reason = getattr(error, "strerror", None) or "no UTF-8 text"
+        raise UserError(f"config {path}: cannot be read ({reason})") from None
     try:
         return _load(text)
     except _NotTakenError as error:

@@ -452,8 +452,10 @@ def site_of(given: argparse.Namespace) -> Iterator[Site]:
             "replicas": given.replicas,
             "cpus_per_replica": 0.5,
             "poll_s": 1.0,
-            "limits": {"max_requests": given.capacity, "max_running": 2},
+            "limits": {"max_requests": given.capacity},
         }
+        if given.engine == "torch":
+            serving["limits"] |= {"max_running": 2}
         tree: dict[str, Any] = {"dtype": "float32", "serving": serving}
         is_registered = given.engine == "torch"
         if is_registered:

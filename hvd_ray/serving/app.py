@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hvd_ray.config import read_settings
 from hvd_ray.errors import UserError
-from hvd_ray.serving.auth import load_keys
+from hvd_ray.serving.auth import KeyFile, load_keys
 from hvd_ray.serving.calls import Call, Event, Failure, Prompt, ReplicaState
 from hvd_ray.serving.carrier import Load
 from hvd_ray.serving.front import Front
@@ -52,6 +52,8 @@ ONGOING_REQUESTS = 2 * MOST_REQUESTS
 """More than any replica takes: the replicas, whose limit may change, say when it is too much."""
 QUEUED_REQUESTS = 1024
 """That come together, or while no replica is there, and wait to be dealt out."""
+KEYS_S = 2.0
+"""Between looks at the file of keys."""
 HEAD = "node:__internal_head__"
 """Ray's resource of the head: a worker node that is lost never takes the one front with it."""
 
@@ -220,15 +222,19 @@ class FrontDeployment:
         _log_as_serve_does()
         self._config = serve_config(tree)
         self._backend = HandleBackend(replicas)
-        self._keys = load_keys(self._config.serving.api_keys)
+        path = self._config.serving.api_keys
+        self._key_file = None if path is None else KeyFile(path)
+        self._keys = load_keys(path)
         self._limits = self._config.serving.limits
         self._front: Front | None = None
-        self._mirror: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._answering: Answering | None = None
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         self._front = await self._open_front()
-        self._mirror = asyncio.create_task(mirror_for_ever(self._front))
+        self._tasks = [asyncio.create_task(mirror_for_ever(self._front))]
+        if self._key_file is not None:
+            self._tasks.append(asyncio.create_task(self._follow(self._key_file, self._front)))
         app = self._front.app()
         app.add_middleware(LeavingIsNoFault)
         if LISTENER in os.environ:
@@ -240,6 +246,16 @@ class FrontDeployment:
         """Serve awaits it before it ends the process; of what came past its proxy it knows none."""
         if self._answering is not None:
             await self._answering.end()
+
+    @staticmethod
+    async def _follow(key_file: KeyFile, front: Front) -> None:
+        """Take a changed file of keys on; one that holds none or is damaged changes nothing."""
+        while True:
+            await asyncio.sleep(KEYS_S)
+            try:
+                front.keys = key_file.changed() or front.keys
+            except UserError as error:
+                _log.error("refused, the keys before stay: %s", error)
 
     async def _open_front(self) -> Front:
         facts = (await self._backend.first_state()).facts

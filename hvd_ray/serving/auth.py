@@ -69,6 +69,37 @@ class ApiKeys:
         return found
 
 
+@dataclass(slots=True)
+class KeyFile:
+    """A file of keys that is read again when it has changed: a key taken out of it must not work
+    until the next restart."""
+
+    path: Path
+    _seen: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        self._seen = self._stamp()
+
+    def changed(self) -> ApiKeys | None:
+        """The keys, if the file is another one than when it was last looked at.
+
+        Raises:
+            UserError: it cannot be read any more, or holds no keys; raised once for each change.
+        """
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return None
+        self._seen = stamp
+        return load_keys(self.path)
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.expanduser().stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
+
 def load_keys(path: Path | None, environment: Mapping[str, str] = os.environ) -> ApiKeys:
     """The keys of a file, or of the variable HVD_API_KEYS, which holds lines of the same form.
 

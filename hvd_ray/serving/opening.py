@@ -9,11 +9,12 @@ from typing import Any
 from hvd_ray.errors import UserError
 from hvd_ray.fetch import resolve_model, tokenizer_sha
 from hvd_ray.parts.find import Sources, find_parts
+from hvd_ray.serving.auth import LOCAL_TENANT, load_keys
 from hvd_ray.serving.checks import refuse_checks
 from hvd_ray.serving.kept import KeptSettings
 from hvd_ray.serving.lineup import Stage, set_stage
 from hvd_ray.serving.replica import Replica
-from hvd_ray.serving.settings import ServeConfig, hot_settings, num_shared_cores
+from hvd_ray.serving.settings import ServeConfig, ServingConfig, hot_settings, num_shared_cores
 from hvd_ray.traces.store import read_traces, refuse_unknown_tokens
 
 _log = logging.getLogger(__name__)
@@ -30,9 +31,32 @@ def check(config: ServeConfig) -> None:
 
         engine_arguments(config)
         return
+    config = _with_cores(config)
     if "name" in config.policy.model_fields_set:
         find_parts([config.policy.name], config, Sources())
     refuse_checks(config, Sources())
+    _check_warm(config.serving)
+
+
+def _check_warm(serving: ServingConfig) -> None:
+    """Raises UserError where traces are not there, or nobody could ever draft from them."""
+    if serving.warm_traces is None:
+        return
+    if not serving.warm_traces.exists():
+        raise UserError(f"serving.warm_traces={serving.warm_traces}: there is nothing")
+    keys = load_keys(serving.api_keys)
+    names = sorted({tenant for _, tenant in keys.tenant_of} or {LOCAL_TENANT})
+    if serving.warm_tenant not in names:
+        raise UserError(
+            f"serving.warm_tenant={serving.warm_tenant}: whose cache serving.warm_traces goes to; "
+            f"nobody with a key has that name, choose from {', '.join(names)}"
+        )
+
+
+def _with_cores(config: ServeConfig) -> ServeConfig:
+    """With the threads that a replica will have: a cost table is for one number of them."""
+    num_threads = config.num_threads or num_shared_cores(config)
+    return config.model_copy(update={"num_threads": num_threads})
 
 
 def load_stage(config: ServeConfig) -> Stage:
@@ -43,9 +67,7 @@ def load_stage(config: ServeConfig) -> Stage:
     """
     from hvd_ray.systems import load_engine
 
-    config = config.model_copy(
-        update={"num_threads": config.num_threads or num_shared_cores(config)}
-    )
+    config = _with_cores(config)
     engine, codec = load_engine(config)
     return set_stage(config, engine=engine, codec=codec)
 

@@ -243,6 +243,10 @@ class _Turn(_Body):
     tool_call_id: str | None = None
 
 
+_UNION_ARMS = ("str", "list[_TextPart]")
+"""Pydantic's names of what `content` may be."""
+
+
 class _TextPart(_Body):
     type: Literal["text"]
     text: str
@@ -263,7 +267,10 @@ def _message(message: dict[str, Any], index: int) -> Message:
         turn = _Turn.model_validate(given)
     except ValidationError as error:
         deepest = max(error.errors(), key=lambda found: len(found["loc"]))
-        place = ".".join(str(part) for part in deepest["loc"])
+        place = ".".join(str(part) for part in deepest["loc"] if part not in _UNION_ARMS)
+        if deepest["loc"][-1] == "type" and "content" in deepest["loc"]:
+            words = f'messages[{index}].{place}: this model reads text alone, give type "text"'
+            raise bad_request(words, "messages", "unsupported_parameter") from None
         raise bad_request(f"messages[{index}].{place}: {deepest['msg']}", "messages") from None
     parts = turn.content
     content = parts if isinstance(parts, str) else "".join(part.text for part in parts)

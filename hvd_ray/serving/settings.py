@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hvd_ray.config import Config, PolicyConfig, Positive, validated
-from hvd_ray.errors import NotSupportedError
+from hvd_ray.errors import NotSupportedError, UserError
 from hvd_ray.types import VerificationName
 
 FRONT, REPLICA = "Front", "Replica"
@@ -161,7 +161,26 @@ def serve_config(tree: Mapping[str, Any]) -> ServeConfig:
         raise NotSupportedError(
             "serving.verification with vLLM, which verifies in full; serve with --engine torch"
         )
+    _refuse_idle(config.serving)
     return config
+
+
+def _refuse_idle(serving: ServingConfig) -> None:
+    """Refuse what would be taken without a word and do nothing.
+
+    Raises:
+        UserError: a setting is another engine's, or at odds with another one.
+    """
+    if serving.engine == "torch" and serving.vllm:
+        name = next(iter(serving.vllm))
+        raise UserError(f"serving.vllm.{name}: only with vLLM; add --engine vllm or leave it out")
+    if serving.engine == "vllm" and serving.warm_traces is not None:
+        raise NotSupportedError("serving.warm_traces with vLLM, whose cache begins empty")
+    if serving.autoscaling is not None and "replicas" in serving.model_fields_set:
+        raise UserError(
+            "serving.replicas (--replicas) and serving.autoscaling: give a number of replicas, or "
+            "how few and how many there may be"
+        )
 
 
 def hot_settings(tree: Mapping[str, Any]) -> HotSettings:

@@ -19,6 +19,7 @@ TOOL_PARSER = "hermes"
 """What many small models were trained to write: JSON between `<tool_call>` tags."""
 _LIMITS_OF_THEIRS: Mapping[str, str] = MappingProxyType(
     {
+        "max_running": "serving.vllm.max_num_seqs={}",
         "max_prompt_tokens": "serving.vllm.max_model_len, for prompt and answer together,",
         "max_output_tokens": "serving.vllm.override_generation_config.max_new_tokens={}",
     }
@@ -61,7 +62,8 @@ def refuse_limits(limits: Limits) -> None:
         NotSupportedError: one is given; says how vLLM has it.
     """
     for name, theirs in _LIMITS_OF_THEIRS.items():
-        if (most := getattr(limits, name)) is not None:
+        most = getattr(limits, name)
+        if name in limits.model_fields_set and most is not None:
             raise NotSupportedError(
                 f"serving.limits.{name} with vLLM; give {theirs.format(most)} instead"
             )
@@ -104,7 +106,8 @@ def _policy_options(config: ServeConfig) -> dict[str, Any]:
     """Our policy under the plugin's name; `cost` where nobody named one."""
     policy = config.policy
     if "name" not in policy.model_fields_set:
-        return {"policy": "cost", "payoff": policy.predictor or _champion(config) or OWN_PAYOFF}
+        payoff = policy.predictor or _champion(config) or OWN_PAYOFF
+        return {"policy": "cost", "payoff": payoff, **_costs(config)}
     name = next((ours for ours, system in POLICIES.items() if system == policy.name), None)
     if name is None:
         raise NotSupportedError(
@@ -113,11 +116,18 @@ def _policy_options(config: ServeConfig) -> dict[str, Any]:
     options: dict[str, Any] = {"policy": name}
     if name in ("cost", "tau"):
         options["payoff"] = policy.predictor
+    if name == "cost":
+        options |= _costs(config)
     if name == "tau":
         options["tau"] = policy.tau
     if name == "match":
         options["min_match"] = policy.min_match
     return options
+
+
+def _costs(config: ServeConfig) -> dict[str, str]:
+    """A table that was named; without one the plugin finds its own."""
+    return {} if config.policy.costs is None else {"costs": str(config.policy.costs)}
 
 
 def _champion(config: ServeConfig) -> str | None:

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from hvd_ray.errors import UserError
 from hvd_ray.serving.api_error import ApiError
-from hvd_ray.serving.auth import ApiKeys, is_loopback_host, load_keys
+from hvd_ray.serving.auth import ApiKeys, KeyFile, is_loopback_host, load_keys
 from hvd_ray.types import scope_key
 from tests.unit.serving.conftest import make_replica
 
@@ -169,3 +169,23 @@ def test_the_caches_room_is_shared_out_by_key() -> None:
 )
 def test_which_hosts_are_loopback(host: str, is_loopback: bool) -> None:
     assert is_loopback_host(host) == is_loopback
+
+
+def test_a_changed_file_of_keys_is_read_again_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"alice {'a' * 20}\n")
+    file = KeyFile(path)
+    assert file.changed() is None
+    path.write_text(f"alice {'b' * 20}\nbob {'c' * 20}\n")
+    found = file.changed()
+    assert found is not None
+    assert [tenant for _, tenant in found.tenant_of] == ["alice", "bob"]
+    assert file.changed() is None
+    for damage in ("alice short\n", ""):
+        path.write_text(damage)
+        with pytest.raises(UserError):
+            file.changed()
+        assert file.changed() is None, "said once"
+    path.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        file.changed()

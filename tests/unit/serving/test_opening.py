@@ -11,7 +11,7 @@ from hvd_ray.errors import UserError
 from hvd_ray.fetch import ModelRef
 from hvd_ray.serving.calls import Call, Piece
 from hvd_ray.serving.kept import KeptSettings
-from hvd_ray.serving.opening import open_replica, warm
+from hvd_ray.serving.opening import check, open_replica, warm
 from hvd_ray.serving.settings import serve_config
 from hvd_ray.traces.schema import Trace
 from hvd_ray.traces.store import write_traces
@@ -107,3 +107,21 @@ def test_kept_settings_belong_to_one_deployment_of_one_session(hvd_home: Path) -
         assert KeptSettings.of(*other).last() is None
     one.path.write_text("{")
     assert one.last() is None
+
+
+def test_warm_traces_that_are_nobodys_are_refused_before_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HVD_API_KEYS", raising=False)
+    keys = tmp_path / "keys"
+    keys.write_text(f"alice {'a' * 20}\n")
+
+    def checked(**serving: Any) -> None:
+        check(serve_config({"serving": {key: str(value) for key, value in serving.items()}}))
+
+    checked(warm_traces=tmp_path)
+    checked(warm_traces=tmp_path, api_keys=keys, warm_tenant="alice")
+    with pytest.raises(UserError, match=r"warm_tenant=local: .* choose from alice"):
+        checked(warm_traces=tmp_path, api_keys=keys)
+    with pytest.raises(UserError, match=r"serving.warm_traces=.*nowhere: there is nothing"):
+        checked(warm_traces=tmp_path / "nowhere")

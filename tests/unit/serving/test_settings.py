@@ -83,6 +83,19 @@ def test_the_application_has_our_limits() -> None:
     assert replica._deployment_config.user_config == {"policy": {}, "limits": {}}
 
 
+@pytest.mark.parametrize(
+    ("serving", "word"),
+    [
+        ({"vllm": {"max_model_len": 4096}}, "serving.vllm.max_model_len: only with vLLM"),
+        ({"engine": "vllm", "warm_traces": "traces"}, "serving.warm_traces with vLLM"),
+        ({"replicas": 2, "autoscaling": {"max_replicas": 3}}, "serving.replicas .--replicas. and"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(serving: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        serve_config({"serving": serving})
+
+
 def test_replicas_share_the_cores_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(8)))
     for serving, num_cores in (

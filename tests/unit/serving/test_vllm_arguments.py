@@ -23,7 +23,8 @@ def no_champion(hvd_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noq
 
 
 def arguments(tree: dict[str, Any]) -> dict[str, Any]:
-    return engine_arguments(serve_config({"serving": {"engine": "vllm"}, **tree}))
+    serving = {"engine": "vllm", **tree.get("serving", {})}
+    return engine_arguments(serve_config({**tree, "serving": serving}))
 
 
 def options(found: dict[str, Any]) -> Any:
