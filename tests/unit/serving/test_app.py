@@ -17,6 +17,7 @@ from hvd_ray.serving.app import (
     VllmDeployment,
     build,
 )
+from hvd_ray.serving.auth import KeyFile, load_keys
 from hvd_ray.serving.kept import KeptSettings
 from hvd_ray.serving.settings import (
     MOST_REQUESTS,
@@ -109,3 +110,26 @@ def test_settings_that_cannot_be_had_leave_the_front_as_it_is() -> None:
     assert deployed._limits.max_requests == 7
     FrontDeployment.reconfigure(deployed, {"limits": {"max_requests": 8}})
     assert deployed._limits.max_requests == 8
+
+
+def test_the_front_follows_its_file_of_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvd_ray.serving.app.KEYS_S", 0.01)
+    path = tmp_path / "keys"
+    path.write_text(f"alice {'a' * 20}\n")
+    front: Any = SimpleNamespace(keys=load_keys(path))
+
+    async def run() -> None:
+        following = asyncio.create_task(FrontDeployment._follow(KeyFile(path), front))
+        for text, names in (
+            (f"bob {'b' * 20}\n", ["bob"]),
+            ("bob short\n", ["bob"]),
+            (f"carol {'c' * 21}\n", ["carol"]),
+        ):
+            path.write_text(text)
+            await asyncio.sleep(0.1)
+            assert [tenant for _, tenant in front.keys.tenant_of] == names
+        following.cancel()
+
+    asyncio.run(run())
