@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hvd_ray.errors import UserError
 
-_SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
+_SETTING = re.compile(r"[a-z_]\w*(\.\w+)*=", re.ASCII)
 
 
 def sorted_out(words: Sequence[str]) -> tuple[list[str], list[str]]:

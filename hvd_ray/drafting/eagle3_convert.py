@@ -7,6 +7,7 @@ plain containers, and refuses whatever else a pickle asks for.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from hvd_ray.errors import UserError
 from hvd_ray.home import atomic_dir
+
+_log = logging.getLogger(__name__)
 
 
 def convert_head(folder: Path, out: Path) -> dict[str, Tensor]:
@@ -51,8 +54,11 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - a hostile file raises what it likes
-        cause = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{path} cannot be read as tensors alone ({cause[0][:200]})") from None
+        _log.info("%s: %s", path, error)  # torch's words advise to read it without the safety
+        raise UserError(
+            f"{path} cannot be read as tensors alone ({type(error).__name__}): it is damaged, or "
+            "holds code, which is never run"
+        ) from None
     if not isinstance(found, dict) or not found:
         raise UserError(f"{path} holds a {type(found).__name__}: expected tensors by name")
     for name, value in found.items():

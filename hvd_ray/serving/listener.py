@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ VARIABLE = "HVD_SERVE_LISTENER"
 QUEUED_CONNECTIONS = 2048
 KEEP_ALIVE_S = 90
 """Longer than clients and balancers keep theirs, so that they are the ones to close."""
+BORROWING_S, AGAIN_S = 10.0, 0.1
 ASKING_S = 1.0
 """For a client who has connected to send the request; longer than a kept connection needs, too, to
 be asked once more and to be told that this was the last time."""
@@ -55,20 +56,26 @@ def lent(host: str, port: int) -> Iterator[str]:
     with listening, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as desk:
         desk.bind(f"\0{name}")
         desk.listen()
-        threading.Thread(target=_lend, args=(desk, listening), name="lend", daemon=True).start()
+        is_over = threading.Event()
+        lending = threading.Thread(target=_lend, args=(desk, listening, is_over), daemon=True)
+        lending.start()
         try:
             yield name
         finally:
+            is_over.set()
             desk.shutdown(socket.SHUT_RDWR)  # or the thread would wait in `accept` for ever
+            lending.join()
 
 
-def _lend(desk: socket.socket, listening: socket.socket) -> None:
-    while True:
+def _lend(desk: socket.socket, listening: socket.socket, is_over: threading.Event) -> None:
+    """Until it is over: a borrower that hangs up, or a want of descriptors, must not end it."""
+    while not is_over.is_set():
         try:
             borrower, _ = desk.accept()
-        except OSError:  # closed
-            return
-        with borrower:
+        except OSError:  # shut down, or there are too many open files for the moment
+            is_over.wait(AGAIN_S)
+            continue
+        with borrower, suppress(OSError):
             if _user_of(borrower) == os.getuid():  # names of this kind are open to everybody
                 socket.send_fds(borrower, [b"\0"], [listening.fileno()])
 
@@ -86,6 +93,7 @@ def borrowed(name: str) -> socket.socket:
         OSError: nobody lends one.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(BORROWING_S)
         asking.connect(f"\0{name}")
         _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
     if not descriptors:

@@ -60,6 +60,7 @@ def test_what_a_pickle_would_run_is_not_run(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot be read as tensors alone") as told:
             convert_head(source, out)
         assert "\n" not in str(told.value)
+        assert "weights_only" not in str(told.value), "no advice to read it without the safety"
     assert not mark.exists()
     assert not out.exists()
 

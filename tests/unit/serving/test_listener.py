@@ -131,6 +131,14 @@ def test_only_the_same_user_borrows(monkeypatch: pytest.MonkeyPatch) -> None:
         borrowed(name)
 
 
+def test_borrowers_who_hang_up_do_not_end_the_lending() -> None:
+    with lent("127.0.0.1", _free_port()) as name:
+        for _ in range(200):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hasty:
+                hasty.connect(f"\0{name}")
+        borrowed(name).close()
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     port = _free_port()
     with (
