@@ -117,6 +117,24 @@ def test_evicted_outputs_no_longer_draft() -> None:
     assert drafter.propose("asks", 8).token_ids == ()
 
 
+def test_evicted_outputs_are_no_longer_counted() -> None:
+    """Counts that stay would grow with all that a scope has ever seen."""
+    drafter = SuffixDrafter(SuffixConfig(max_cached_tokens=20))
+
+    def num_counted() -> int:
+        (scope,) = drafter._scopes.values()
+        return int(np.count_nonzero(scope.counts.slots_S & np.uint64(0xFFFFFF)))
+
+    for number in range(6):
+        drafter.start(Request(str(number), (90,)))
+        drafter.observe(str(number), tuple(range(100 * number, 100 * number + 10)))
+        drafter.stop(str(number))
+        counted = num_counted()
+        if number == 1:
+            of_two = counted
+        assert number < 2 or counted == of_two, "the two that are kept, and no other"
+
+
 def test_an_owner_keeps_its_share_however_much_another_writes() -> None:
     """Parts of one owner's cache count together; what nobody else needs, anybody may fill."""
     drafter = SuffixDrafter(SuffixConfig(max_cached_tokens=100), owner_of=tenant_of)
