@@ -21,13 +21,19 @@ class Bench:
     def __init__(self) -> None:
         self.runner = FakeRunner()
         self.steps: list[Step] = []
+        self.skipped: list[str | None] = []
+        """Why each step verified no draft."""
         self.ended: list[str] = []
         self.table = RequestTable(
             SuffixDrafter(SuffixConfig()),
             lambda state: compat_runner.profile_of("model", state),
-            on_step=lambda _tracked, step, _skipped: self.steps.append(step),
+            on_step=lambda _tracked, step, skipped: self._note(step, skipped),
             on_end=lambda tracked: self.ended.append(tracked.key),
         )
+
+    def _note(self, step: Step, skipped: str | None) -> None:
+        self.steps.append(step)
+        self.skipped.append(skipped)
 
     def step(self, sampled: dict[str, list[int]], drafted: dict[str, int] | None = None) -> None:
         rows = compat_runner.rows_of(self.runner, self.runner.sample(sampled, drafted=drafted))
@@ -78,6 +84,17 @@ def test_a_draft_that_vllm_cut_counts_as_cut(bench: Bench) -> None:
     bench.tracked("a").plan = Plan(3, draft, draft)
     bench.step({"a": [4, 5]}, drafted={"a": 1})  # the grammar forbade the second
     assert (bench.steps[-1].drafted, bench.steps[-1].accepted) == (1, 1)
+
+
+def test_a_draft_that_vllm_left_out_is_skipped_for_that_reason(bench: Bench) -> None:
+    bench.runner.add("a", [1, 2])
+    bench.step({"a": [3]})
+    draft = Draft(Source.SUFFIX, (4, 5, 6))
+    bench.tracked("a").plan = Plan(3, draft, draft)
+    bench.step({"a": [4]})  # no room in the step's budget
+    bench.tracked("a").plan = Plan(4, draft, Draft(Source.NONE, ()), skipped="policy")
+    bench.step({"a": [5]})
+    assert bench.skipped[1:] == ["dropped", "policy"]
 
 
 def test_rows_that_pad_a_step_are_no_draft(bench: Bench) -> None:
