@@ -144,7 +144,7 @@ class Carriers:
                     if carrier is not None:
                         has_begun, event = True, replace(event, carrier=carrier.name)
                 yield event
-        except Exception:
+        except BaseException:  # ended by whomever: what was cut short must not look whole
             if carrier is not None:
                 message = "the engine failed on this request; the server's log says why"
                 carrier.put(call.call_id, Failure("fault", message))

@@ -250,6 +250,24 @@ def test_a_fault_of_the_engine_is_told() -> None:
     bounded(run)
 
 
+def test_a_call_that_the_replica_ends_early_does_not_look_whole() -> None:
+    async def run() -> None:
+        inboxes, replica = Inboxes(), Replica()
+        receiving = opened(inboxes, replica)
+        await asyncio.sleep(0)
+        own = replica.answer(call(1), talk(*[b"x"] * 10_000))
+        inboxes.open("1")
+        head = await anext(own)
+        assert isinstance(head, RelayHead)
+        assert head.carrier is not None
+        await own.aclose()
+        told = [part async for part in inboxes.parts("1", head.carrier)]
+        assert [part.kind for part in told if isinstance(part, Failure)] == ["fault"]
+        await receiving
+
+    bounded(run)
+
+
 def test_who_leaves_is_forgotten_at_both_ends() -> None:
     async def run() -> None:
         inboxes, replica = Inboxes(), Replica()
