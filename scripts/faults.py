@@ -454,11 +454,10 @@ def site_of(given: argparse.Namespace) -> Iterator[Site]:
             "poll_s": 1.0,
             "limits": {"max_requests": given.capacity},
         }
-        if given.engine == "torch":
-            serving["limits"] |= {"max_running": 2}
         tree: dict[str, Any] = {"dtype": "float32", "serving": serving}
         is_registered = given.engine == "torch"
         if is_registered:
+            serving["limits"] |= {"max_running": 2}
             register(database, is_damaged=False)
             tree |= {
                 "tracking": {"uri": f"sqlite:///{database}"},
